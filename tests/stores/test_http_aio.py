@@ -91,9 +91,12 @@ def test_a_client_is_closed_in_a_later_loop(
     run(locks.close())
 
 
-def test_a_hold_of_a_past_loop_is_kept(servers: Registry, namespace: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hold_of_a_past_loop_is_kept(
+    servers: Registry, namespace: str, kind: type[Server]
+) -> None:
     """The client is used in another loop: the hold is still renewed, and can be released there."""
-    locks = holdfast.connect_async(servers.of(EtcdServer).url, namespace=namespace)
+    locks = holdfast.connect_async(servers.of(kind).url, namespace=namespace)
     held: list[holdfast.AsyncLease] = []
 
     async def take() -> None:
@@ -109,6 +112,22 @@ def test_a_hold_of_a_past_loop_is_kept(servers: Registry, namespace: str) -> Non
 
     asyncio.run(take())
     asyncio.run(go_on())
+
+
+def test_closing_ends_the_session_of_a_past_loop(servers: Registry, namespace: str) -> None:
+    server = servers.of(ConsulServer)
+    locks = holdfast.connect_async(server.url, namespace=namespace)
+
+    def sessions() -> list[str]:
+        listed = server.ask("/v1/session/list")
+        return [session["ID"] for session in listed if session["Name"].endswith(namespace)]
+
+    asyncio.run(use(locks))
+    assert len(sessions()) == 1
+    asyncio.run(use(locks))
+    assert len(sessions()) == 1
+    asyncio.run(locks.close())
+    assert sessions() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ keep-alive was sent. Nothing here sends a request.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -102,6 +103,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        self._process = os.getpid()
         self._current: dict[int, Session] = {}
         self.doubts: dict[str, Session] = {}
         """By owner: the session of a request without an answer, which may still reach the store."""
@@ -140,7 +142,16 @@ class Sessions:
                 if session.id == session_id:
                     del self._current[ttl]
 
+    def forget_if_forked(self) -> bool:
+        """In a forked child: drops all sessions, which are the parent's, and returns true. An
+        asyncio client that goes on in another event loop keeps its sessions and holds."""
+        if self._process == os.getpid():
+            return False
+        self._process = os.getpid()
+        self.forget()
+        return True
+
     def forget(self) -> None:
-        """Drops all sessions: in a forked child, where they are the parent's, and at close."""
+        """Drops all sessions."""
         self._mutex = threading.Lock()
         self._current, self.doubts = {}, {}

@@ -739,10 +739,10 @@ class ConsulBackend:
     # The end.
 
     def forget(self) -> None:
-        self.store.sessions.forget()
         store = self.store
-        for known in (store.queued, store.holds, store.moved, store.moving):
-            known.clear()
+        if store.sessions.forget_if_forked():
+            for known in (store.queued, store.holds, store.moved, store.moving):
+                known.clear()
         self.renewer.forget()
         self.agent.http.forget()
         self.wakeups.long_polls.forget()

@@ -21,7 +21,6 @@ a moment.
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -117,19 +116,6 @@ class EtcdStore:
         late reply to an attempt may replace such an entry."""
         self.backends: set[int] = set()
         """Ids of the open backends: the last one to close ends the sessions."""
-
-        self._process = os.getpid()
-
-    def forget_if_forked(self) -> None:
-        """Drops what belongs to the parent of a forked child. An asyncio client that goes on in
-        another event loop keeps its sessions and holds."""
-        if self._process == os.getpid():
-            return
-        self._process = os.getpid()
-        self.sessions.forget()
-        self.waiting.clear()
-        self.direct_grants.clear()
-        self.key_pool.clear()
 
     def backend(self, runtime: Runtime) -> EtcdBackend:
         return EtcdBackend(self, runtime)
@@ -867,7 +853,11 @@ class EtcdBackend:
     # Fork and close.
 
     def forget(self) -> None:
-        self.store.forget_if_forked()
+        store = self.store
+        if store.sessions.forget_if_forked():
+            store.waiting.clear()
+            store.direct_grants.clear()
+            store.key_pool.clear()
         self.leases.forget()
         self.gateway.http.forget()
         self.waits.watches.forget()
