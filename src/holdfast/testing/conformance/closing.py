@@ -60,11 +60,16 @@ async def an_unused_client_closes(bench: Bench) -> None:
 @conformance.rule()
 async def closing_ends_the_threads(bench: Bench) -> None:
     """No thread of the client's is left once it is closed."""
+
+    async def use_and_close() -> None:
+        client = bench.client()
+        async with client.lock("name"):
+            pass
+        await client.close()
+
+    await use_and_close()  # starts what the process has only one of, such as the watcher of ends
     before = set(threading.enumerate())
-    client = bench.client()
-    async with client.lock("name"):
-        pass
-    await client.close()
+    await use_and_close()
 
     async def gone() -> bool:
         left = set(threading.enumerate()) - before
