@@ -160,8 +160,8 @@ def test_a_recorded_file_is_read_back(tmp_path: Path) -> None:
     recorders = [Recorder(path, "a"), Recorder(path, "b")]
     for token, recorder in enumerate(recorders, start=1):
         recorder.asked("x", "name", SHARED)
-        recorder.held("x", token, 100.0)
-        recorder.kept("x", 200.0)
+        recorder.held("x", token, now() + 100.0)
+        recorder.kept("x", now() + 200.0)
     recorders[0].ended("x")
     recorders[0].died("b", now())
     recorders[1].asked("y", "name")
@@ -175,6 +175,24 @@ def test_a_recorded_file_is_read_back(tmp_path: Path) -> None:
     assert (second.process, second.token) == ("b", 2)
     assert first.held <= first.ends <= second.ends < first.held + 100
     assert faults([first, second]) == []
+
+
+def test_a_certain_end_is_recorded_as_it_was_told(tmp_path: Path) -> None:
+    """However long the process stands still before it records."""
+    path, certain_until = tmp_path / "history", now() - 1
+    recorder = Recorder(path, "a")
+    recorder.asked("x", "name")
+    recorder.held("x", 1, certain_until)
+    recorder.close()
+    assert [one.ends for one in read_holds(path)] == [certain_until]
+
+
+def test_a_holder_that_stood_still_until_its_certain_end_overlaps_nobody() -> None:
+    # Its answer came in time; the process then stood still, and another was granted.
+    late, next_one = hold(0, 5, 3, 10), hold(1, 4, 6, 11)
+    assert faults([late, next_one]) == []
+    assert faults([hold(0, 5, 5, 10), next_one]) != []
+    assert faults([hold(0, 5, 3, 11), next_one]) == ["'n': token 11 was given 2 times"]
 
 
 def test_fairness_counts_those_who_got_nothing() -> None:

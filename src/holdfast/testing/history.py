@@ -65,19 +65,20 @@ class Recorder:
         """Before the request is sent."""
         self._write(Event(now(), self.process, hold, "asked", name, mode))
 
-    def held(self, hold: str, token: int, remaining: float, slots: tuple[int, ...] = ()) -> None:
-        """When the answer is there; ``remaining`` is the lease's."""
-        at = now()
-        event = Event(at, self.process, hold, "held", token=token, slots=slots)
-        self._write(event._replace(certain_until=at + remaining))
+    def held(
+        self, hold: str, token: int, certain_until: float, slots: tuple[int, ...] = ()
+    ) -> None:
+        """When the answer is there. ``certain_until`` is ``now() + lease.remaining``, in this
+        order: if the process stands still in between, the time is too early, never too late."""
+        event = Event(now(), self.process, hold, "held", token=token, slots=slots)
+        self._write(event._replace(certain_until=certain_until))
 
-    def kept(self, hold: str, remaining: float) -> None:
+    def kept(self, hold: str, certain_until: float) -> None:
         """When the holder looked and still believed in its hold."""
-        at = now()
-        self._write(Event(at, self.process, hold, "kept", certain_until=at + remaining))
+        self._write(Event(now(), self.process, hold, "kept", certain_until=certain_until))
 
     def ended(self, hold: str) -> None:
-        """Before the release is sent, or when the loss is known."""
+        """Before the release is sent, also that of a cancelled block, or when the loss is known."""
         self._write(Event(now(), self.process, hold, "ended"))
 
     def refused(self, hold: str) -> None:
@@ -98,7 +99,8 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHold:
-    """What one holder believed: that the name was its own from ``held`` to ``ends``."""
+    """What one holder believed: that the name was its own from ``held`` to ``ends``. If ``ends``
+    is the earlier of the two, the process stood still until nothing was certain any more."""
 
     process: str
     name: str
@@ -189,6 +191,8 @@ def _overlaps(holds: Sequence[RecordedHold]) -> list[str]:
     for number, hold in enumerate(holds):
         while active and active[0][0] <= hold.held:
             heappop(active)
+        if hold.ends < hold.held:
+            continue
         found += [f"{hold} while {other}" for *_, other in active if hold.excludes(other)]
         heappush(active, (hold.ends, number, hold))
     return found

@@ -100,10 +100,13 @@ class Worker:
         doubtful_at = inf
         try:
             async with lock as lease:
-                doubtful_at = now() + lease.remaining - grace_seconds(lease.ttl)
-                recorder.held(attempt, lease.token, lease.remaining)
-                await self.pause(hold)
-                recorder.ended(attempt)
+                certain_until = now() + lease.remaining
+                doubtful_at = certain_until - grace_seconds(lease.ttl)
+                recorder.held(attempt, lease.token, certain_until)
+                try:
+                    await self.pause(hold)
+                finally:  # also if the block is cancelled: it releases before its certain end
+                    _record_end(recorder, attempt, lease)
         except LockLost:
             # A machine that stands still for longer than a ttl ends a hold; nothing else may.
             if now() < doubtful_at:
@@ -157,6 +160,14 @@ class Worker:
     async def close(self) -> bool:
         await self.client.close()
         return True
+
+
+def _record_end(recorder: Recorder, attempt: str, lease: AsyncLease) -> None:
+    """Records that the holder believes no longer; before that, what renewals have added."""
+    certain_until = now() + lease.remaining
+    if lease.held:
+        recorder.kept(attempt, certain_until)
+    recorder.ended(attempt)
 
 
 async def serve(worker: Worker, next_line: Callable[[], Awaitable[str]]) -> None:

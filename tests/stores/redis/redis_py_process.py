@@ -13,6 +13,7 @@ from pathlib import Path
 import redis
 from redis.lock import Lock
 
+from holdfast.io.clock import now
 from holdfast.testing.history import Recorder
 
 TTL_SECONDS = 30.0
@@ -33,7 +34,8 @@ def main(url: str, name: str, history: str, enough: str) -> None:
             with lock:
                 # redis-py's Lock has no tokens: the server's time serves as one.
                 seconds, micros = client.time()
-                recorder.held(str(attempt), seconds * 1_000_000 + micros, TTL_SECONDS)
+                token = seconds * 1_000_000 + micros
+                recorder.held(str(attempt), token, now() + TTL_SECONDS)
                 time.sleep(0.001)
                 recorder.ended(str(attempt))
             time.sleep(PAUSE_SECONDS)
