@@ -206,6 +206,11 @@ class AbsentWaiters:
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
 
+    def note(self, key: str, changed: int, at: float) -> None:
+        """The entry may have been granted by this change, which was seen at this time: its grace
+        starts then, if the grant is still not taken when the entry is read."""
+        self._since.setdefault((key, changed), at)
+
     def judge(self, absent: Iterable[Entry], now: float) -> tuple[Entry | None, float | None]:
         """The entry to skip because its grace is over; else ``None``, and the seconds until a
         grace is over (``None`` if no waiter is absent)."""

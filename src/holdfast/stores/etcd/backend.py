@@ -140,8 +140,8 @@ class EtcdBackend:
         self.store, self.runtime = store, runtime
         self.gateway = Gateway(_http(store, runtime), store.credentials)
         self.leases = Leases(store, self.gateway, runtime)
-        self.waits = Waits(store, self.gateway, runtime)
         self._absent_waiters = AbsentWaiters()
+        self.waits = Waits(store, self.gateway, runtime, self._absent_waiters)
         self._watchers = count(1)
         """Numbers the watches of names, to tell them apart."""
         store.backends.add(id(self))

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.backoff import QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
+from holdfast.core.ordered import AbsentWaiters
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Servers
@@ -53,8 +54,11 @@ MOST_UNREAD_BYTES = 16 * 2**20
 class Waits:
     """The waits of one backend."""
 
-    def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
+    def __init__(
+        self, store: EtcdStore, gateway: Gateway, runtime: Runtime, absent: AbsentWaiters
+    ) -> None:
         self.store, self.gateway, self.runtime = store, gateway, runtime
+        self._absent = absent
         self.watches = _watches(store, runtime)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> bool:
@@ -66,8 +70,8 @@ class Waits:
         ahead, revision, session = busy.ref
         if session and await self._woken_by_release(claim, session, revision, until):
             return True
-        # Of a waiter ahead the grant counts too, which is a put, no delete: slots may fit then, and
-        # a direct grant must be confirmed within its grace from there on.
+        # Of a waiter ahead the grant counts too, which is a put, no delete: slots may fit then. The
+        # grace of a direct grant starts there, but no attempt is worth it before the entry ends.
         ends_only = not session and (claim.mode is not Mode.SLOTS or not ahead[0])
         await self._watch(claim, ahead, revision, ends_only, until)
         return False
@@ -78,8 +82,9 @@ class Waits:
         """Watches the entry ahead, or all keys of the name if no single entry is ahead."""
         target, _ = ahead
         keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
+        owner, quiet = self.store.key_pool.of(claim), claim.mode is not Mode.SLOTS
         try:
-            watch = await self.start_watch(self.store.key_pool.of(claim), keys, ends_only, until)
+            watch = await self.start_watch(owner, keys, ends_only, until, quiet_writes=quiet)
             if watch is None:
                 return
             try:
@@ -88,6 +93,8 @@ class Waits:
                     return
                 await self.wait_for_event(watch, until)
             finally:
+                if watch.written is not None:
+                    self._absent.note(target, *watch.written)
                 await self.watches.end(watch)
         except BackendUnavailable as error:
             if isinstance(error.__cause__, NoWebSocket):
@@ -127,11 +134,14 @@ class Waits:
         except BackendUnavailable:  # the watch that is tried next reports it, or reconnects
             return None
 
-    async def start_watch(self, owner: str, keys: str, ends_only: bool, until: float) -> Any:
+    async def start_watch(
+        self, owner: str, keys: str, ends_only: bool, until: float, *, quiet_writes: bool = False
+    ) -> Any:
         """Returns a watch that etcd has confirmed; None if it ended, fired or was not confirmed in
-        time. The caller must end the watch."""
+        time. The caller must end the watch. ``quiet_writes``: a write is noted and wakes nobody."""
         limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
         watch = await self.watches.begin(owner, keys, ends_only, limit)
+        watch.quiet_writes = quiet_writes
         try:
             woken = await self.watches.woken(owner, limit)
         except BaseException:  # cancelled or interrupted: no other reference to the watch exists
@@ -154,14 +164,19 @@ class Waits:
 
     async def _changed(self, claim: Claim, ahead: tuple[str, int], written_after: int) -> bool:
         """True if another attempt is worth it, by a linearizable read. With ``written_after``, a
-        revision, also if the entry ahead was written after it."""
+        revision, it matters if the entry ahead was written after it: slots may fit then; for others
+        the write is noted."""
         keys, (target, order) = self.store.names.of(claim.name), ahead
         if target:  # one entry decides: read only that one
             body = b'{"key":"%b","keys_only":true}' % target.encode()
             found = (await self.gateway.post(RANGE, body)).get("kvs")
             if not found or int(found[0]["create_revision"]) != order:
                 return True
-            return 0 < written_after < int(found[0]["mod_revision"])
+            written = int(found[0]["mod_revision"])
+            if not 0 < written_after < written:
+                return False
+            self._absent.note(target, written, self.runtime.now())
+            return claim.mode is Mode.SLOTS
         found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
         verdict = self.store.judge(claim, requests.entries_of(found, keys.prefix))
         return verdict.fits or verdict.own is None or requests.identity_of(verdict.front) != ahead
@@ -197,7 +212,15 @@ def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
 class Watch:
     """One watch of one waiter, or a subscription (owner ``EVERYBODY``)."""
 
-    __slots__ = ("broken", "fired", "number", "owner", "start_revision")
+    __slots__ = (
+        "broken",
+        "fired",
+        "number",
+        "owner",
+        "quiet_writes",
+        "start_revision",
+        "written",
+    )
 
     def __init__(self, number: int, owner: str) -> None:
         self.number, self.owner = number, owner
@@ -205,15 +228,25 @@ class Watch:
         """Events after this revision are reported; None until etcd has confirmed the watch."""
         self.fired = False
         self.broken = False
+        self.quiet_writes = False
+        """Whether a write is only noted, in ``written``."""
+        self.written: tuple[int, float] | None = None
+        """The revision of the last write that was noted, and when its event was read."""
 
-    def update(self, result: dict[str, Any]) -> None:
-        """Applies one message of etcd about this watch."""
+    def update(self, result: dict[str, Any]) -> bool:
+        """Applies one message of etcd about this watch. False if it only notes a write."""
         if result.get("canceled"):  # compaction, or no permission
             self.broken = True
         elif result.get("created"):
             self.start_revision = int(result["header"]["revision"])
-        if result.get("events"):
-            self.fired = True
+        events = result.get("events")
+        if not events:
+            return True
+        if self.quiet_writes and not any("type" in event for event in events):
+            self.written = int(events[-1]["kv"]["mod_revision"]), now()
+            return bool(result.get("canceled") or result.get("created"))
+        self.fired = True
+        return True
 
 
 class WatchTable:
@@ -270,11 +303,11 @@ class WatchTable:
         watch = self._watches.get(int(result.get("watch_id", 0)))
         if watch is None:
             return []
-        watch.update(result)
+        wakes = watch.update(result)
         if watch.broken:
             self._watches.pop(watch.number, None)
         if watch.owner != EVERYBODY:
-            return [watch.owner]
+            return [watch.owner] if wakes else []
         if watch.broken:
             return [EVERYBODY]
         return [_woken_id(event) for event in result.get("events", ()) if "type" not in event]
