@@ -34,8 +34,8 @@ LARGEST_NUMBER = 2**53 - 1
 """Above it, not every whole number is a Lua number."""
 MOST_SLOTS = 2**20
 """The most slots, or readers, of one name."""
-MOST_NUMBERS = 2**24
-"""The largest distance from the first to the last queue number, abandoned ones included."""
+MOST_STEPS = 2 * QUEUE_CAP + 2
+"""The most entries and gaps that a queue can have: there is no gap without an entry beside it."""
 LABEL_BYTES = 8192
 """Longer labels are not shown: no client writes one, as a note has at most 1024 bytes."""
 FOREIGN_SECONDS = 0.1
@@ -145,7 +145,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 _CONSTANTS = f"""\
-local MOST, MOST_SLOTS, MOST_NUMBERS = {LARGEST_NUMBER}, {MOST_SLOTS}, {MOST_NUMBERS}
+local MOST, MOST_SLOTS, MOST_STEPS = {LARGEST_NUMBER}, {MOST_SLOTS}, {MOST_STEPS}
 local LABEL_BYTES = {LABEL_BYTES}
 local VERSION, QUEUE = '{PROTOCOL}', {QUEUE_CAP}
 local KEEP, DAY = {_milliseconds(IDLE_COUNTER_SECONDS)}, {_milliseconds(DAY_SECONDS)}

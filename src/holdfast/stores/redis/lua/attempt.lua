@@ -11,7 +11,7 @@ end
 
 -- How many waiters are before a queue number; an upper bound if counting would be expensive.
 local function position_of(number)
-  if number - first > PORTION then return number - first end
+  if number - first > PORTION then return math.min(number - first, waiting - 1) end
   local count = 0
   for _, owner in ipairs(numbered('l:', first, number - 1)) do
     if owner then count = count + 1 end

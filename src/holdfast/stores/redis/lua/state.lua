@@ -7,6 +7,7 @@
 --   n b f                their total weight, the slots as text of 0 and 1, a lower bound of their ends
 --   w:OWNER l:NUMBER     entries of the queue; the owner of a queue number
 --   w i q                the number of entries, a lower bound of their numbers, the last number
+--   j:NUMBER             a gap of two or more unused numbers: at its first number the last, and back
 --   d g                  until when abandoned owners are remembered, and which
 --   rv rt ra re          the record: value, token, time of writing, its end
 -- Times are in ms, tokens in µs: both are exact in a Lua number, and redis.call writes all digits.
@@ -32,7 +33,6 @@ local abandons_until, keeps_until = stored_number(12, 'd', nil), stored_number(1
 if #slots > MOST_SLOTS or select(2, string.gsub(slots, '1', '')) ~= n or string.find(slots, '[^01]') then
   damaged('b is not the slots that n counts')
 end
-if waiting > 0 and last - first >= MOST_NUMBERS then damaged('the line from i to q is too long') end
 
 -- Changes are collected here, and `finish` writes them at the end: a script that fails, or whose
 -- writes the server refuses (too few replicas, a failed save, no memory), has changed nothing.
@@ -177,8 +177,8 @@ local function drop(owner)
   return its_token
 end
 
--- The owners of all taken slots, each once.
-local function holders()
+-- The owners of all taken slots, each once; no more than `most`, if that is given.
+local function holders(most)
   local owners, seen = {}, {}
   for from = 0, #slots - 1, PORTION do
     for at, owner in ipairs(numbered('s:', from, math.min(from + PORTION, #slots) - 1)) do
@@ -188,6 +188,7 @@ local function holders()
         if not get('h:' .. owner) then damaged('a slot without a hold') end
         seen[owner] = true
         owners[#owners + 1] = owner
+        if #owners == most then return owners end
       end
     end
   end
@@ -228,12 +229,68 @@ local function write_wait(owner, number, mode, weight, refreshed, reserved, behi
     .. direct_ms .. ' ' .. channel .. ' ' .. label)
 end
 
+-- The other end of a gap in the queue, from its first or last number.
+local function gap_end(at)
+  local other = get('j:' .. whole(at))
+  if not other then return at end
+  other = number(other, 'j')
+  if other < first or other > last then damaged('a gap in the line') end
+  return other
+end
+
+-- Joins the unused number `at` with the gap that ends at, or starts at, its neighbour.
+local function join_gap(at, neighbour)
+  if neighbour < first or neighbour > last or get('l:' .. whole(neighbour)) then return at end
+  local other = gap_end(neighbour)
+  unset('j:' .. whole(neighbour), 'j:' .. whole(other))
+  return other
+end
+
+-- Removes an entry. Gaps at either end of the queue are cut off, and neighbouring gaps become one:
+-- there are never more gaps than entries, however many waiters have given up.
 local function leave_queue(owner)
-  local number = read_wait(owner)
-  if not number then return end
-  unset('w:' .. owner, 'l:' .. number)
+  local text = read_wait(owner)
+  if not text then return end
+  unset('w:' .. owner, 'l:' .. text)
   waiting = waiting - 1
-  if tonumber(number) == first then first = first + 1 end
+  local at = tonumber(text)
+  local from, to = join_gap(at, at - 1), join_gap(at, at + 1)
+  if to == last then
+    last = from - 1
+    set('q', last)
+  elseif from == first then
+    first = to + 1
+  elseif from < to then
+    set('j:' .. whole(from), to, 'j:' .. whole(to), from)
+  end
+end
+
+-- Calls `visit` for every entry in order, until it returns true. Returns whether it did. The work is
+-- bounded by the number of entries. `visit` must not change the queue.
+local function walk_queue(visit)
+  local from, size, steps = first, 4, 0
+  while waiting > 0 and from <= last do
+    local owners, at = numbered('l:', from, math.min(from + size - 1, last)), 1
+    while at <= #owners do
+      steps = steps + 1
+      if steps > MOST_STEPS then damaged('the line from i to q is too long') end
+      if not owners[at] then
+        at = gap_end(from + at - 1) - from + 1
+      elseif visit(owners[at]) then
+        return true
+      end
+      at = at + 1
+    end
+    size = at > #owners + 1 and 4 or math.min(size * 4, PORTION)  -- small again after a long gap
+    from = from + at - 1
+  end
+  return false
+end
+
+-- Cuts off a gap before the first entry: the usual cases in `acquire` and `release` may leave one.
+local function skip_first_gap()
+  if waiting == 0 or first > last or get('l:' .. whole(first)) then return end
+  first = join_gap(first, first) + 1
 end
 
 -- What is taken by holders, and by the waiters that are admitted before the current one.
@@ -274,48 +331,44 @@ end
 -- are gone. Returns whether `me` fits at its position, and whether a waiter that does not fit was met.
 local soonest_reservation
 local function admit_waiters(me)
-  local admitted, at_front, size, from = false, true, 4, first
+  local admitted, blocked, at_front, gone = false, false, true, {}
   soonest_reservation = nil
   count_holders()
-  while waiting > 0 and from <= last and not full() do
-    local owners = numbered('l:', from, math.min(from + size - 1, last))
-    for at, owner in ipairs(owners) do
-      local here, number, mode, weight, refreshed, reserved, behind, since, direct_ms, channel, label
-        = owner
+  if full() then return false, false end
+  skip_first_gap()
+  local stopped = walk_queue(function(owner)
+    local number, mode, weight, refreshed, reserved, behind, since, direct_ms, channel, label =
+      read_wait(owner)
+    if not number then damaged('a place in line without an entry') end
+    reserved = tonumber(reserved)
+    local here = owner == me
+      or (reserved == 0 or reserved >= now) and refreshed + STALE >= now
+    if here and not fits(mode, weight) then
+      blocked = true
+      return true
+    end
+    if here and owner == me then
+      admitted = true
+    elseif here and reserved == 0 then
+      reserved = now + GRACE
+      here = wake(owner, channel)
       if here then
-        number, mode, weight, refreshed, reserved, behind, since, direct_ms, channel, label =
-          read_wait(owner)
-        if not number then damaged('a place in line without an entry') end
-        reserved = tonumber(reserved)
-        here = owner == me
-          or (reserved == 0 or reserved >= now) and refreshed + STALE >= now
-      end
-      if here and not fits(mode, weight) then return admitted, true end
-      if here and owner == me then
-        admitted = true
-      elseif here and reserved == 0 then
-        reserved = now + GRACE
-        here = wake(owner, channel)
-        if here then
-          write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, direct_ms,
-            channel, label)
-        end
-      end
-      if here then
-        at_front = false
-        count_as_holder(mode, weight)
-        if owner ~= me and (not soonest_reservation or reserved < soonest_reservation) then
-          soonest_reservation = reserved
-        end
-        if full() then return admitted, false end
-      else
-        if owner then leave_queue(owner) end
-        if at_front then first = from + at end
+        write_wait(owner, number, mode, weight, refreshed, reserved, behind, since, direct_ms,
+          channel, label)
       end
     end
-    from = from + #owners
-    size = math.min(size * 4, PORTION)
-  end
-  if at_front and from > last then waiting = 0 end
-  return admitted, false
+    if not here then
+      gone[#gone + 1] = owner
+      return false
+    end
+    at_front = false
+    count_as_holder(mode, weight)
+    if owner ~= me and (not soonest_reservation or reserved < soonest_reservation) then
+      soonest_reservation = reserved
+    end
+    return full()
+  end)
+  for _, owner in ipairs(gone) do leave_queue(owner) end
+  if at_front and not stopped then waiting = 0 end
+  return admitted, blocked
 end
