@@ -102,7 +102,7 @@ def test_killed_waiters_do_not_stall_the_next(tmp_path: Path, hundreds: int) -> 
     """Hundreds of killed waiters in front of a live one: it holds at once, without any grace."""
     path = tmp_path / "locks.db"
     with backend_of(path) as backend:
-        held = take(backend)
+        held = take(backend, claim(ttl=3600.0))  # on a loaded machine they join for minutes
         programs = [Program(path, MANY_WAITERS) for _ in range(hundreds)]
         for program in programs:
             assert program.says() == "wait"
