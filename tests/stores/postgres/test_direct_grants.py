@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ import holdfast
 from holdfast.claim import Claim, Mode
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, Settings
 from holdfast.io.clock import now
+from holdfast.stores.postgres.schema import schema_sql
 from holdfast.stores.postgres.wakeups import wakeup_key
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
@@ -25,6 +27,7 @@ from servers.process import wait_until
 from stores.claims import claim_of
 from stores.postgres import helpers
 from stores.postgres.helpers import Admin, enqueue, held, run_with_bench, wakeups_of
+from stores.waiting import wait_for_waiter
 
 SECONDS = 60.0
 blocking_and_asyncio = pytest.mark.parametrize("flavour", list(Flavour))
@@ -173,6 +176,64 @@ def test_a_waiter_finds_a_direct_grant_whose_wake_up_was_lost(
         await in_grace(miss)
 
     run_with_bench(server.url, flavour, body)
+
+
+def test_a_waiter_finds_a_direct_grant_whose_wake_up_was_never_sent(
+    server: PostgresServer, admin: Admin, namespace: str
+) -> None:
+    """The session of the release is ended after it has committed the grant, and before it notifies
+    the waiter. The waiter's next re-check finds the grant while it lasts; there is one holder."""
+    schema = f"s{namespace}"
+    admin.execute(_sleeping_after_commit(schema).encode())
+    asleep = "FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'PgSleep'"
+
+    def sleeps() -> bool:
+        return admin.execute(f"SELECT 1 {asleep}".encode(), (namespace,)).fetchone() is not None
+
+    url = f"{server.url}?schema={schema}"
+    with (
+        holdfast.connect(f"{url}&application_name={namespace}") as ours,
+        holdfast.connect(url) as theirs,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        _subscribe(ours, theirs, pool)
+        lease = ours.lock("name", ttl=SECONDS).acquire()
+        assert lease is not None
+        waiting = pool.submit(theirs.lock("name", ttl=SECONDS).acquire, timeout=SECONDS)
+        wait_for_waiter(theirs)
+        releasing = pool.submit(lease.release)
+        wait_until("the grant is committed", sleeps)
+        (holder,) = theirs.inspect("name").holders
+        assert holder.token > lease.token
+        assert not waiting.done()
+        admin.execute(f"SELECT pg_terminate_backend(pid, 60000) {asleep}".encode(), (namespace,))
+        taken = waiting.result(SECONDS)
+        assert taken is not None
+        assert taken.token == holder.token  # not one after the grant has expired
+        assert not releasing.result(SECONDS)  # repeated: the hold had ended
+        assert [found.token for found in theirs.inspect("name").holders] == [taken.token]
+        assert taken.release()
+
+
+def _subscribe(ours: holdfast.Locks, theirs: holdfast.Locks, pool: ThreadPoolExecutor) -> None:
+    """Lets ``theirs`` wait once, as a reader, which is not granted directly."""
+    writer = ours.rwlock("other").write().acquire()
+    assert writer is not None
+    waiting = pool.submit(theirs.rwlock("other").read().acquire, timeout=SECONDS)
+    wait_for_waiter(theirs, "other")
+    assert writer.release()
+    reader = waiting.result(SECONDS)
+    assert reader is not None
+    assert reader.release()
+
+
+def _sleeping_after_commit(schema: str) -> str:
+    """The schema, with a long sleep between the commit of a direct grant and its notification."""
+    text = schema_sql(schema=schema)
+    committed = "      COMMIT;\n      done := pg_catalog.set_config('search_path'"
+    assert text.count(committed) == 1
+    slept = committed.replace("COMMIT;", "COMMIT;\n      PERFORM pg_catalog.pg_sleep(600);")
+    return text.replace(committed, slept)
 
 
 @blocking_and_asyncio
