@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, S
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
 from holdfast.stores._sql.connection import run_apart
+from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
 from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import MySqlPool, MySqlRefused, checked
 from holdfast.stores.mysql.inspect import clock_finding, findings
@@ -49,8 +51,8 @@ __all__ = ["MySqlLeaseBackend", "MySqlLeaseStore"]
 
 T = TypeVar("T")
 BATCH = 200
-PURGE_EVERY = 1000
-"""Number of attempts between two purge steps. One step scans twice as many names."""
+PURGE_BATCH = 500
+"""Most names in one request that deletes idle rows."""
 LOST = "it ran out or was broken, and is no longer stored"
 CHANGES = 100
 """Most retries of a compare-and-swap, or of a request that clashed with another transaction."""
@@ -110,8 +112,7 @@ class MySqlLeaseBackend:
         self._queued: dict[str, str] = {}
         """Owners that joined a queue, with the subscription stored in their entry: a hint for
         their next attempt."""
-        self._until_purge = PURGE_EVERY
-        self._purged_to = b""
+        self._until_purge = attempts_until_purge()
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
@@ -456,17 +457,25 @@ class MySqlLeaseBackend:
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:
-        """Deletes idle rows among the next ``2 * PURGE_EVERY`` names, every ``PURGE_EVERY``
-        attempts."""
+        """Deletes idle rows among the next ``PURGED_NAMES`` names, every ``PURGE_EVERY`` attempts.
+        A failed step is repeated later."""
         if self._until_purge > 0:
             return
         self._until_purge = PURGE_EVERY
-        batch = 2 * PURGE_EVERY
-        (names,) = await self._execute(self.statements.last(self._purged_to, batch), until=until)
-        last = (names.rows[-1][0] or b"") if names.rows else self._purged_to
-        await self._execute(self.statements.purge(self._purged_to, last), until=until)
-        self._purged_to = last if len(names.rows) == batch else b""
-        await self.pool.request(self.statements.purge_transactions(), until=until)
+        with suppress(BackendUnavailable):
+            await self._purge_names(until)
+            await self.pool.request(self.statements.purge_transactions(), until=until)
+
+    async def _purge_names(self, until: float | None) -> None:
+        (stored,) = await self._execute(self.statements.purged_to(), until=until)
+        after = (stored.rows[0][0] or b"") if stored.rows else b""
+        (found,) = await self._execute(self.statements.scan(after, PURGED_NAMES), until=until)
+        idle = [name or b"" for name, is_idle in found.rows if is_idle == b"1"]
+        for start in range(0, len(idle), PURGE_BATCH):
+            names = idle[start : start + PURGE_BATCH]
+            await self.pool.request(self.statements.purge(names), until=until)
+        last = (found.rows[-1][0] or b"") if len(found.rows) == PURGED_NAMES else b""
+        await self._execute(self.statements.finish_purge(last), until=until)
 
     async def probe(self) -> list[Finding]:
         return await run_apart(self.runtime, lambda: self._dialler.examine(self._findings))
@@ -483,6 +492,7 @@ class MySqlLeaseBackend:
         return [*found, Finding("waiting", why, "warning") if why else opener.finding]
 
     def forget(self) -> None:
+        self._until_purge = attempts_until_purge()
         self.pool.forget()
         self.wakeups.forget()
         self._in_flight = make_in_flight_releases(self.runtime)

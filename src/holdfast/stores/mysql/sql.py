@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.claim import Claim
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, STALE_SECONDS
 from holdfast.sql import check_identifier
+from holdfast.stores._sql.purge import POSITION
 from holdfast.stores.mysql.protocol import quoted
 from holdfast.stores.mysql.row import CALLED, MICROS, NONE, RowState
 
@@ -264,10 +265,24 @@ ON DUPLICATE KEY UPDATE value = %(value)s, token = %(token)d, written = #now#,
   expires = #now# + %(keep)d"""
 _RECALL = "SELECT value, token, #now# - written FROM @record #where# AND expires > #now#"
 
+# A row whose token is above the clock stays: the next token must be higher.
+_IDLE = "(crowd = '' AND ends <= #now# AND version < #now# - #idle# AND token < #now#)"
+_PURGED_TO = "SELECT value FROM @record WHERE namespace = %(namespace)s AND name = %(position)s"
+# Reads without locks: a transaction of the application may have locked one of the rows (a guard).
+_SCAN = """
+SELECT name, #is_idle# FROM @lock WHERE namespace = %(namespace)s AND name > %(after)s
+ORDER BY name LIMIT %(batch)d"""
+# If another transaction holds one of the rows, NOWAIT ends the request, and all of them stay until
+# the next purge. So a purge never waits with rows locked, and can't be part of a deadlock.
 _PURGE = """
-DELETE FROM @lock WHERE namespace = %(namespace)s AND name > %(after)s AND name <= %(last)s
-  AND crowd = '' AND ends <= #now# AND version < #now# - #idle#;
-DELETE FROM @record WHERE namespace = %(namespace)s AND expires < #now# LIMIT 2000"""
+BEGIN; SELECT name FROM @lock FORCE INDEX (PRIMARY) WHERE namespace = %(namespace)s
+  AND name IN (%(names)s) FOR UPDATE NOWAIT;
+DELETE FROM @lock WHERE namespace = %(namespace)s AND name IN (%(names)s) AND #is_idle#;
+COMMIT"""
+_FINISH_PURGE = """
+DELETE FROM @record WHERE namespace = %(namespace)s AND expires < #now# LIMIT 2000;
+INSERT INTO @record VALUES (%(namespace)s, %(position)s, %(value)s, 0, #now#, #now# + %(keep)d)
+ON DUPLICATE KEY UPDATE value = %(value)s"""
 # Deletes idle transaction locks: a token is never below the time of its last use. If a transaction
 # holds one of the rows, NOWAIT ends the request, and all of them stay until the next purge.
 PURGE_TRANSACTIONS = """
@@ -275,10 +290,9 @@ BEGIN; SELECT name FROM @transaction WHERE namespace = %(namespace)s AND token <
   LIMIT 500 FOR UPDATE NOWAIT;
 DELETE FROM @transaction WHERE namespace = %(namespace)s AND token < #now# - #idle# LIMIT 500;
 COMMIT"""
-_LAST = """
-SELECT name FROM @lock WHERE namespace = %(namespace)s AND name > %(after)s
-ORDER BY name LIMIT %(batch)d"""
 
+
+_POSITION = quoted(f"{POSITION}lock".encode())
 
 _WORDS = {
     "#free#": _FREE,
@@ -299,6 +313,7 @@ _WORDS = {
     "#grace#": str(int(GRACE_SECONDS * MICROS)),
     "#stale#": str(int(STALE_SECONDS * MICROS)),
     "#columns#": _COLUMNS,
+    "#is_idle#": _IDLE,
     "#idle#": str(int(IDLE_COUNTER_SECONDS * MICROS)),
     "#now#": NOW,
 }
@@ -510,14 +525,25 @@ class MySqlLeaseStatements:
     def recall(self, name: str) -> bytes:
         return self._sql["recall"] % {b"name": quoted(name.encode())}
 
-    def last(self, after: bytes, batch: int) -> bytes:
-        return self._sql["last"] % {b"after": quoted(after), b"batch": batch}
+    def purged_to(self) -> bytes:
+        """Selects the last name that a purge has checked; empty at the end of the table."""
+        return self._sql["purged_to"] % {b"position": _POSITION}
+
+    def scan(self, after: bytes, batch: int) -> bytes:
+        """Selects the next names, each with 1 if its row is idle."""
+        return self._sql["scan"] % {b"after": quoted(after), b"batch": batch}
 
     def purge_transactions(self) -> bytes:
         return self._sql["purge_transactions"]
 
-    def purge(self, after: bytes, last: bytes) -> bytes:
-        return self._sql["purge"] % {b"after": quoted(after), b"last": quoted(last)}
+    def purge(self, names: Iterable[bytes]) -> bytes:
+        """Deletes those of these rows that are still idle."""
+        return self._sql["purge"] % {b"names": b", ".join(quoted(name) for name in names)}
+
+    def finish_purge(self, last: bytes) -> bytes:
+        """Deletes expired records, and stores the last name that was checked."""
+        given = {b"position": _POSITION, b"value": quoted(last), b"keep": int(3e9 * MICROS)}
+        return self._sql["finish_purge"] % given
 
 
 _TEXTS = {
@@ -540,7 +566,9 @@ _TEXTS = {
     "write_new": _WRITE_NEW,
     "record": _RECORD,
     "recall": _RECALL,
-    "last": _LAST,
+    "purged_to": _PURGED_TO,
+    "scan": _SCAN,
     "purge": _PURGE,
+    "finish_purge": _FINISH_PURGE,
     "purge_transactions": PURGE_TRANSACTIONS,
 }

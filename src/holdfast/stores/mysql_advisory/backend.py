@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 
@@ -37,6 +38,7 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql import advisory as sql_advisory
 from holdfast.stores._sql.connection import Dropped, run_apart
+from holdfast.stores._sql.purge import PURGE_EVERY, attempts_until_purge
 from holdfast.stores._sql.session import ended
 from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import (
@@ -75,8 +77,6 @@ REBINDS = 5
 """Most retries while other clients change the capacity of a name."""
 REMEMBERED = 1024
 """Most names kept in the hint of contended names."""
-PURGE_EVERY = 1000
-"""Number of attempts between two purge steps."""
 ENDING_SECONDS = 2.0
 """Longest wait of ``revoke`` until the server has ended a session."""
 END_POLL_SECONDS = 0.005
@@ -125,7 +125,7 @@ class MySqlAdvisoryBackend:
     ) -> None:
         self.runtime, self.pool, self.statements = runtime, pool, statements
         self.display, self._dialler = dialler.address.display, dialler
-        self._until_purge = PURGE_EVERY
+        self._until_purge = attempts_until_purge()
         self.sessions = sessions
         self.driver: MySqlSessionDriver = (
             BlockingMySqlSessionDriver() if runtime.blocking else AsyncMySqlSessionDriver()
@@ -609,9 +609,12 @@ class MySqlAdvisoryBackend:
         await self.runtime.sleep(max(0.0, pause))
 
     async def _purge(self, until: float | None = None) -> None:
-        """Deletes a bounded number of idle rows, every ``PURGE_EVERY`` attempts."""
-        if self._until_purge <= 0:
-            self._until_purge = PURGE_EVERY
+        """Deletes a bounded number of idle rows, every ``PURGE_EVERY`` attempts. A failed step is
+        repeated later."""
+        if self._until_purge > 0:
+            return
+        self._until_purge = PURGE_EVERY
+        with suppress(BackendUnavailable):
             await self._query(self.statements.purge(), until=until)
             await self.pool.request(self.statements.purge_transactions(), until=until)
 
@@ -626,6 +629,7 @@ class MySqlAdvisoryBackend:
         return await run_apart(self.runtime, lambda: self._dialler.examine(judge))
 
     def forget(self) -> None:
+        self._until_purge = attempts_until_purge()
         self.sessions.forget()
         self.driver.forget()
         self.pool.forget()

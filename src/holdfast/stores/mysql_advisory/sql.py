@@ -82,7 +82,7 @@ SELECT value, token, #now# - written FROM @record
 WHERE namespace = %(namespace)s AND name = %(name)s AND expires > #now#"""
 _PURGE = """
 DELETE FROM @counter WHERE namespace = %(namespace)s AND since < #now# - #idle#
-  AND (slot >= 0 OR capacity = 0) AND IS_FREE_LOCK(#lock#) LIMIT 2000;
+  AND token < #now# AND (slot >= 0 OR capacity = 0) AND IS_FREE_LOCK(#lock#) LIMIT 2000;
 DELETE FROM @record WHERE namespace = %(namespace)s AND expires < #now# LIMIT 2000"""
 
 _WORDS = {

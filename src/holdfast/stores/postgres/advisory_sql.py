@@ -354,21 +354,24 @@ BEGIN
     WHERE q.pid = mine.pid AND q.behind <> mine.behind;
 END $$;
 
+-- As ``purge`` does with lock rows.
 CREATE OR REPLACE FUNCTION @purge_counters(ns text, after text, batch integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
+  start text := coalesce(after, @purged_to(ns, 'counter'));
   seen text;
   steps integer := 0;
   c record;
 BEGIN
   PERFORM @durable(false);
   FOR c IN SELECT p.name, p.used, p.base FROM @counter p
-           WHERE p.namespace = ns AND p.name > after ORDER BY p.name LIMIT batch LOOP
+           WHERE p.namespace = ns AND p.name > start ORDER BY p.name LIMIT batch LOOP
     seen := c.name;
     steps := steps + 1;
     CONTINUE WHEN c.used >= clock_timestamp() - interval '%idle% s';
     PERFORM FROM @counter d WHERE d.namespace = ns AND d.name = c.name
-      AND d.used < clock_timestamp() - interval '%idle% s' FOR UPDATE SKIP LOCKED;
+      AND d.used < clock_timestamp() - interval '%idle% s'
+      AND d.token < extract(epoch FROM clock_timestamp()) * 1000000 FOR UPDATE SKIP LOCKED;
     IF FOUND AND pg_try_advisory_xact_lock(c.base)
         AND pg_try_advisory_xact_lock(c.base + 1) THEN
       DELETE FROM @counter d WHERE d.namespace = ns AND d.name = c.name;
@@ -376,7 +379,11 @@ BEGIN
   END LOOP;
   DELETE FROM @queue q WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = q.pid);
   PERFORM @purge_records(ns, batch);
-  RETURN CASE WHEN steps = batch THEN seen END;
+  seen := CASE WHEN steps = batch THEN seen END;
+  IF after IS NULL AND start <> coalesce(seen, '') THEN
+    PERFORM @keep_record(ns, %position% || 'counter', coalesce(seen, ''), 0, 3e9);
+  END IF;
+  RETURN seen;
 END $$;
 """
 

@@ -30,6 +30,7 @@ from holdfast.core.contract import (
 )
 from holdfast.errors import BackendUnavailable
 from holdfast.stores._sql.connection import SqlPool, make_pool
+from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
 from holdfast.stores.postgres.connect import PostgresConnector
 from holdfast.stores.postgres.connection import PostgresConnection, PostgresRefused, first_value
 from holdfast.stores.postgres.replies import (
@@ -42,7 +43,6 @@ from holdfast.stores.postgres.replies import (
     read_survey,
 )
 from holdfast.stores.postgres.schema import (
-    PURGE_EVERY,
     PostgresSchema,
     Request,
     SharedStatements,
@@ -74,7 +74,7 @@ class PostgresLeaseStatements(SharedStatements):
         """Plans the statements of a release and changes nothing."""
         self.abandon = make("abandon", "SELECT @abandon($1, $2, $3)")
         self.renew = make("renew", "SELECT @renew($1, $2, $3)")
-        self.purge_counters = make("purge_counters", "SELECT @purge_counters($1, $2, $3)")
+        self.purge_counters = make("purge_counters", "SELECT @purge_counters($1, NULL, $2)")
         self.record = make("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
         self.prepared = (
             self.attempt,
@@ -136,9 +136,7 @@ class PostgresLeaseBackend:
         self.wakeups = make_wakeups(
             runtime, connector.listen, channel, settings.request_seconds, shared, statements.ready
         )
-        self._until_purge = PURGE_EVERY
-        self._purged_to = b""
-        self._purged_counters_to = b""
+        self._until_purge = attempts_until_purge()
         self._queued: dict[str, bool] = {}
         self._contended: dict[str, bool] = {}
         """Owners that are in a queue, and names that had waiters. These are hints: with them the
@@ -265,14 +263,10 @@ class PostgresLeaseBackend:
         """Drops idle names: a bounded step through the lock rows, and one through the counters
         that ``transaction_lock`` has beside them. A failed step is repeated later."""
         self._until_purge = PURGE_EVERY
-        batch = b"%d" % (2 * PURGE_EVERY)
-        with suppress(BackendUnavailable):
-            request: Request = self.statements.purge, (self.namespace, self._purged_to, batch)
-            self._purged_to = first_value(await self.pool.request(request, until=until))
-        parameters = (self.namespace, self._purged_counters_to, batch)
-        with suppress(BackendUnavailable):
-            request = self.statements.purge_counters, parameters
-            self._purged_counters_to = first_value(await self.pool.request(request, until=until))
+        parameters = (self.namespace, b"%d" % PURGED_NAMES)
+        for statement in (self.statements.purge, self.statements.purge_counters):
+            with suppress(BackendUnavailable):
+                await self.pool.request((statement, parameters), until=until)
 
     async def revoke(self, name: str) -> list[int]:
         parameters = (self.namespace, name.encode())
@@ -316,6 +310,7 @@ class PostgresLeaseBackend:
 
     def forget(self) -> None:
         self._queued, self._contended = {}, {}
+        self._until_purge = attempts_until_purge()
         self.pool.forget()
         self.wakeups.forget()
 

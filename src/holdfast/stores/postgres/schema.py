@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from holdfast.core.contract import GRACE_SECONDS, IDLE_COUNTER_SECONDS, QUEUE_CAP, STALE_SECONDS
 from holdfast.sql import check_identifier
+from holdfast.stores._sql.purge import POSITION
 from holdfast.stores.postgres.advisory_sql import ADVISORY
 from holdfast.stores.postgres.sql import (
     LEASE_ADMISSION,
@@ -25,7 +26,6 @@ from holdfast.stores.postgres.sql import (
 
 __all__ = [
     "PROTOCOL",
-    "PURGE_EVERY",
     "REVISION",
     "SAFE_PATH",
     "Parameters",
@@ -38,10 +38,8 @@ __all__ = [
 
 PROTOCOL = 1
 """Grows when two versions can no longer exclude each other. Stored for every namespace."""
-REVISION = 8
+REVISION = 9
 """Grows with every change of the functions that older versions are compatible with."""
-PURGE_EVERY = 1000
-"""After this many attempts a client checks twice as many names, and drops those that are idle."""
 _WORDS = {
     "cap": str(QUEUE_CAP),
     "fresh": "(q.reserved IS NULL OR q.reserved >= moment)"
@@ -49,6 +47,7 @@ _WORDS = {
     "grace": str(GRACE_SECONDS),
     "highest": "CASE current_setting('server_encoding') WHEN 'UTF8' THEN 1114111 ELSE 255 END",
     "idle": str(IDLE_COUNTER_SECONDS),
+    "position": f"chr(1) || '{POSITION[1:]}'",
     "revision": str(REVISION),
     "stale": str(STALE_SECONDS),
 }
@@ -118,6 +117,13 @@ LANGUAGE sql AS $$
     ORDER BY o.expires LIMIT batch FOR UPDATE SKIP LOCKED);
 $$;
 
+-- How far the purge of a table has come: the last name that was checked, empty at the end.
+CREATE OR REPLACE FUNCTION @purged_to(ns text, tab text) RETURNS text
+LANGUAGE sql AS $$
+  SELECT coalesce((SELECT r.value FROM @record r
+    WHERE r.namespace = ns AND r.name = %position% || tab), '');
+$$;
+
 CREATE OR REPLACE FUNCTION @recall(ns text, nm text)
 RETURNS TABLE (value text, token bigint, age numeric) LANGUAGE sql AS $$
   SELECT r.value, r.token, extract(epoch FROM clock_timestamp() - r.written)
@@ -177,7 +183,7 @@ class SharedStatements:
         self.look = make("look", f"SELECT * FROM @{look}($1, $2)")  # noqa: S608
         self.survey = make("survey", f"SELECT * FROM @{survey}($1, $2, $3, $4)")  # noqa: S608
         self.revoke = make("revoke", f"SELECT @{revoke}($1, $2)")
-        self.purge = make("purge", f"SELECT @{purge}($1, $2, $3)")
+        self.purge = make("purge", f"SELECT @{purge}($1, NULL, $2)")
         self.recall = make("recall", "SELECT * FROM @recall($1, $2)")
 
 

@@ -594,31 +594,42 @@ END $$;
 """
 
 _PURGE = """
--- A bounded step through the names, in order: returns where to continue, or null at the end.
+-- A bounded step through the names, in order: returns where to continue, or null at the end. If
+-- ``after`` is null it starts at the stored position, and stores the new one. A lock row that is
+-- locked by another transaction is skipped: a purge that waited could be part of a deadlock. A row
+-- whose token is above the clock stays: the next token must be higher.
 CREATE OR REPLACE FUNCTION @purge(ns text, after text, batch integer) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
   moment timestamptz := clock_timestamp();
+  start text := coalesce(after, @purged_to(ns, 'lock'));
   seen text;
   steps integer := 0;
   l record;
 BEGIN
   PERFORM @durable(false);
-  FOR l IN SELECT p.name, p.used FROM @lock p WHERE p.namespace = ns AND p.name > after
+  FOR l IN SELECT p.name, p.used FROM @lock p WHERE p.namespace = ns AND p.name > start
            ORDER BY p.name LIMIT batch LOOP
     seen := l.name;
     steps := steps + 1;
-    IF l.used < moment - interval '%idle% s' THEN
-      DELETE FROM @waiter q WHERE q.namespace = ns AND q.name = l.name
-        AND q.refreshed < moment - interval '1 hour';
-      DELETE FROM @lock d WHERE d.namespace = ns AND d.name = l.name
-        AND d.used < moment - interval '%idle% s'
-        AND NOT EXISTS (SELECT FROM unnest(d.holders) o WHERE o.ends > moment)
-        AND NOT EXISTS (SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = l.name);
-    END IF;
+    CONTINUE WHEN l.used >= moment - interval '%idle% s';
+    PERFORM FROM @lock d WHERE d.namespace = ns AND d.name = l.name
+      AND d.used < moment - interval '%idle% s'
+      AND d.token < extract(epoch FROM moment) * 1000000
+      AND NOT EXISTS (SELECT FROM unnest(d.holders) o WHERE o.ends > moment)
+      FOR UPDATE SKIP LOCKED;
+    CONTINUE WHEN NOT FOUND;
+    DELETE FROM @waiter q WHERE q.namespace = ns AND q.name = l.name
+      AND q.refreshed < moment - interval '1 hour';
+    DELETE FROM @lock d WHERE d.namespace = ns AND d.name = l.name
+      AND NOT EXISTS (SELECT FROM @waiter q WHERE q.namespace = ns AND q.name = l.name);
   END LOOP;
   PERFORM @purge_records(ns, batch);
-  RETURN CASE WHEN steps = batch THEN seen END;
+  seen := CASE WHEN steps = batch THEN seen END;
+  IF after IS NULL AND start <> coalesce(seen, '') THEN
+    PERFORM @keep_record(ns, %position% || 'lock', coalesce(seen, ''), 0, 3e9);
+  END IF;
+  RETURN seen;
 END $$;
 """
 

@@ -27,6 +27,7 @@ from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
 from holdfast.stores._sql.advisory import SessionKeepAlive
 from holdfast.stores._sql.connection import Dial, Dropped, SqlPool, make_pool
+from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
 from holdfast.stores._sql.session import ended
 from holdfast.stores._sql.session_aio import AsyncSessionDriver
 from holdfast.stores._sql.session_blocking import BlockingSessionDriver, SessionDriver
@@ -49,7 +50,6 @@ from holdfast.stores.postgres.replies import (
     read_survey,
 )
 from holdfast.stores.postgres.schema import (
-    PURGE_EVERY,
     PostgresSchema,
     Request,
     SharedStatements,
@@ -193,8 +193,7 @@ class PostgresAdvisoryBackend:
         self._keep_alive = PostgresSessionKeepAlive(
             sessions, self.driver, statements, self.namespace
         )
-        self._until_purge = PURGE_EVERY
-        self._purged_to = b""
+        self._until_purge = attempts_until_purge()
         self._behind: dict[int, int] = {}
         """By process id: the stored number of waiters behind each waiting session."""
         self._nudged: set[str] = set()
@@ -482,10 +481,9 @@ class PostgresAdvisoryBackend:
     async def _purge(self, until: float | None = None) -> None:
         """Drops idle names, in a bounded step. A failed step is repeated later."""
         self._until_purge = PURGE_EVERY
-        parameters = (self.namespace, self._purged_to, b"%d" % (2 * PURGE_EVERY))
+        parameters = (self.namespace, b"%d" % PURGED_NAMES)
         with suppress(BackendUnavailable):
-            answer = await self.pool.request((self.statements.purge, parameters), until=until)
-            self._purged_to = first_value(answer)
+            await self.pool.request((self.statements.purge, parameters), until=until)
 
     async def _request_any(self, name: str, request: Request) -> PGresult:
         """Sends a request about one name on any connection. Raises ``Incompatible`` if a stored
@@ -541,6 +539,7 @@ class PostgresAdvisoryBackend:
         return [*findings(seen, self.wakeups.finding), Finding("ttl", ttl), *stored]
 
     def forget(self) -> None:
+        self._until_purge = attempts_until_purge()
         self.sessions.forget()
         self.driver.forget()
         self.pool.forget()
