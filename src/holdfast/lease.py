@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -154,7 +155,9 @@ class LeaseBase(OneProcess):
 
     def _note_loss(self, error: BaseException) -> None:
         """Adds to the error of a block that its lock was lost meanwhile."""
-        if not isinstance(error, LockLost):
+        if isinstance(error, LockLost):
+            return
+        with suppress(Exception):  # an error that can't be changed is raised without the note
             error.add_note(f"the lock {self.name!r} was lost: {self.reason}")
 
     def on_lost(self, callback: Callable[[str], object]) -> None:

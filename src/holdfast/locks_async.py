@@ -102,11 +102,15 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
             if waiter.signal is not None:
                 waiter.signal.set()
         renewer, runtime = self._engine.renewer, self._runtime
-        await runtime.finish_background(renewer.finish_seconds() / 2)
-        renewer.close()
-        await asyncio.to_thread(self._renewer_thread.end, None)
-        left = max(LEAST_CLOSE_SECONDS, renewer.finish_by - runtime.now())
-        await runtime.finish(self._engine.backend.close(), left)
+        try:
+            await runtime.finish_background(renewer.finish_seconds() / 2)
+        finally:  # also if this is cancelled: another close() would do nothing
+            renewer.close()
+            try:
+                await asyncio.to_thread(self._renewer_thread.end, None)
+            finally:
+                left = max(LEAST_CLOSE_SECONDS, renewer.finish_by - runtime.now())
+                await runtime.finish(self._engine.backend.close(), left)
         self._warn_held(held)
 
     async def __aenter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from uuid import uuid4
 
 import pytest
@@ -34,9 +35,9 @@ def test_a_client_that_breaks_its_own_lock_loses_it_at_once() -> None:
         assert other.release() is True
 
 
-def _break_and_raise(locks: holdfast.Locks) -> None:
+def _break_and_raise(locks: holdfast.Locks, error: Exception) -> None:
     locks.break_lock("name", reason="test")
-    raise ValueError("mine")
+    raise error
 
 
 async def _break_in_block(locks: holdfast.AsyncLocks, several: bool) -> None:
@@ -59,7 +60,7 @@ def test_the_error_of_a_block_tells_that_its_lock_was_lost(several: bool) -> Non
     with holdfast.connect(_new()) as locks:
         lock = locks.multi(["a", "name"]) if several else locks.lock("name")
         with pytest.raises(ValueError, match="mine") as caught, lock:
-            _break_and_raise(locks)
+            _break_and_raise(locks, ValueError("mine"))
         (note,) = _notes(caught.value)
         assert note.startswith("the lock 'name' was lost: it was broken")
         with pytest.raises(ValueError, match="mine") as caught, lock:
@@ -84,3 +85,15 @@ def test_a_check_that_finds_the_loss_gets_no_note() -> None:
         with pytest.raises(LockLost) as caught, locks.lock("name") as lease:
             _break_and_check(locks, lease)
         assert _notes(caught.value) == []
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An error that can't be changed: it takes no note."""
+
+    number: int = 1
+
+
+def test_an_error_that_takes_no_note_is_raised_as_it_is() -> None:
+    with holdfast.connect(_new()) as locks, pytest.raises(Frozen), locks.lock("name"):
+        _break_and_raise(locks, Frozen())

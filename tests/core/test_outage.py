@@ -159,3 +159,81 @@ def test_a_timeout_behind_others_is_told_in_time_if_the_store_hangs(
             pass
         assert time.monotonic() - began < 4
         first.join()
+
+
+def test_patience_of_a_waiter_does_not_wait_for_the_timeout_of_the_one_in_front(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> float:
+        async with holdfast.connect_async(_new(), patience=1) as locks:
+            monkeypatch.setattr(locks._engine.backend, "attempt", _refuse)
+            first = asyncio.create_task(locks.lock("name", timeout=60).acquire())
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+            with pytest.raises(BackendUnavailable, match="connection refused"):
+                await locks.lock("name").acquire()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            return time.monotonic() - began
+
+    assert 0.9 <= asyncio.run(main()) < 10
+
+
+def test_an_outage_that_ends_with_the_patience_is_no_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A waiter without a timeout never gets ``LockTimeout``, whatever happens between two lines."""
+
+    async def main() -> None:
+        async with holdfast.connect_async(_new(), patience=0.5) as locks:
+            queues = locks._engine.local_queues
+            held = await locks.lock("name").acquire()
+            assert held
+            first = asyncio.create_task(locks.lock("name").acquire())
+            await asyncio.sleep(0.1)
+            second = asyncio.create_task(locks.lock("name").acquire())
+            await asyncio.sleep(0.1)
+            queues.unreachable("name", time.monotonic(), BackendUnavailable("gone"))
+            monkeypatch.setattr("holdfast.core.acquire._Outage.check_local", lambda _: None)
+            await asyncio.sleep(1.0)
+            queues.reachable("name")
+            await held.release()
+            for wait in (first, second):
+                lease = await asyncio.wait_for(wait, 20)
+                assert lease
+                await lease.release()
+
+    asyncio.run(main())
+
+
+def test_an_old_outage_ends_with_the_first_answer() -> None:
+    """Also if that answer is that the name is busy: nobody behind it gives up."""
+
+    async def main() -> None:
+        url = _new()
+        async with holdfast.connect_async(url) as locks, holdfast.connect_async(url) as other:
+            held = await other.lock("name").acquire()
+            assert held
+            queues = locks._engine.local_queues
+            queues.unreachable("name", 0.0, BackendUnavailable("long ago"))
+            wait = asyncio.create_task(locks.lock("name").acquire())
+            await asyncio.sleep(0.1)
+            assert queues.outages == {}
+            await held.release()
+            lease = await asyncio.wait_for(wait, 20)
+            assert lease
+            await lease.release()
+
+    asyncio.run(main())
+
+
+def test_a_timeout_has_a_text_if_the_store_answers_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = _new()
+    with holdfast.connect(url) as holder, holder.lock("name"), holdfast.connect(url) as locks:
+        monkeypatch.setattr(locks._engine.backend, "abandon", _refuse)
+        late = pytest.raises(LockTimeout, match=r"'name' on memory.* not acquired within 0\.3 s")
+        with late, locks.lock("name", timeout=0.3):
+            pass
+        assert locks.lock("name").acquire(timeout=0.3) is None

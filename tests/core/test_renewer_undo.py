@@ -216,7 +216,7 @@ def test_close_waits_longer_for_a_store_that_was_slow_before() -> None:
 
 
 def test_close_releases_everything_on_a_store_that_is_slow() -> None:
-    """Each answer takes 0.4 s, and ten are needed."""
+    """Each answer takes 0.4 s, and ten are needed: ``close`` waits for all of them."""
     world = World(1)
     node = Node(world, "node", drift=0.0, skew=0.0)
     runtime = SimRuntime(node)
@@ -224,15 +224,64 @@ def test_close_releases_everything_on_a_store_that_is_slow() -> None:
     slow: Any = store
     store.seconds = 0.4
     renewer = Renewer(runtime, slow, "sim://")
+    seen: list[int] = []
 
     async def close() -> None:
         for number in range(10):
             renewer.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
         await renewer.finish()
 
+    async def wait() -> None:
+        while (left := renewer.finish_by - runtime.now()) > 0:
+            await runtime.sleep(left)
+        seen.append(len(store.undone))
+
     node.spawn(close(), "user")
+    node.spawn(wait(), "close()")
     world.run(60.0)
     assert sorted(store.undone) == [str(number) for number in range(10)]
+    assert seen == [10]
+    world.end()
+
+
+def test_close_waits_for_a_new_connection_to_a_store_far_away() -> None:
+    """An answer takes 0.3 s, and 1.6 s if it needs a new connection, as the renewer's first one."""
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    slow: Any = SlowStore(runtime)
+    renewer = Renewer(runtime, slow, "sim://")
+
+    async def close() -> None:
+        await runtime.sleep(1.6)
+        renewer.answered(runtime.now() - 1.6)
+        for _ in range(100):
+            renewer.answered(runtime.now() - 0.3)
+        assert renewer.finish_seconds() > 2.0
+
+    done = node.spawn(close(), "user")
+    world.run(60.0)
+    assert done.error is None
+    world.end()
+
+
+def test_close_releases_every_hold_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.core.renewer.MOST_UNDOS", 5)
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = SlowStore(runtime)
+    slow: Any = store
+    renewer = Renewer(runtime, slow, "sim://")
+
+    async def close() -> None:
+        for number in range(20):
+            renewer.add(Hold(Grant(_claim(f"{number}"), 1), runtime.now(), True, None))
+        await renewer.finish()
+
+    node.spawn(close(), "user")
+    world.run(60.0)
+    assert len(store.undone) == 20
     world.end()
 
 
@@ -334,6 +383,93 @@ def test_a_refused_undo_does_not_delay_the_others() -> None:
     node.spawn(renewer.run(), "renewer")
     world.run(1.0)
     assert set(store.undone) == {str(number) for number in range(9)}
+    world.end()
+
+
+class PartlyHungStore(SlowStore):
+    """A cluster: the node of names with "a" hangs, or refuses connections; the other answers."""
+
+    hangs = 0.0
+
+    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        if claim.owner.startswith("a"):
+            left = 5.0 if until is None else until - self._runtime.now()
+            await self._runtime.sleep(max(0.0, min(self.hangs, left)))
+            raise BackendUnavailable("this node is down")
+        self.undone.append(claim.owner)
+
+
+@pytest.mark.parametrize(("landed", "per_second"), [(True, 20), (False, 2)])
+def test_a_node_that_is_down_does_not_delay_undos_on_the_others(
+    landed: bool, per_second: int
+) -> None:
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = PartlyHungStore(runtime)
+    part: Any = store
+    renewer = Renewer(runtime, part, "sim://")
+
+    async def fail() -> None:
+        for number in range(60 * per_second):
+            renewer.undo(_claim(f"a{number}"))
+            await runtime.sleep(1 / per_second)
+
+    async def use() -> None:
+        while True:
+            renewer.answered(runtime.now())
+            await runtime.sleep(0.5)
+
+    node.spawn(renewer.run(), "renewer")
+    node.spawn(fail(), "failing")
+    node.spawn(use(), "using")
+    world.run(20.0)
+    for number in range(5):
+        renewer.undo(_claim(f"b{number}"), landed=landed)
+    world.run(24.0)
+    assert set(store.undone) >= {f"b{number}" for number in range(5)}
+    world.run(200.0)
+    assert renewer.undoing == {}
+    world.end()
+
+
+def test_close_releases_on_the_nodes_that_answer_if_one_hangs() -> None:
+    """In the background: ``close`` itself waits no longer."""
+    world = World(1)
+    node = Node(world, "node", drift=0.0, skew=0.0)
+    runtime = SimRuntime(node)
+    store = PartlyHungStore(runtime)
+    store.hangs = 60.0
+    part: Any = store
+    renewer = Renewer(runtime, part, "sim://")
+
+    async def close() -> None:
+        for owner in ("a0", "a1", "b0", "a2", "b1"):
+            renewer.add(Hold(Grant(_claim(owner), 1), runtime.now(), True, None))
+        renewer.close()
+        assert renewer.finish_by - runtime.now() == pytest.approx(0.5)
+        await renewer.finish(background=True)
+
+    done = node.spawn(close(), "user")
+    world.run(20.0)
+    assert done.done
+    assert done.error is None
+    assert store.undone == ["b0", "b1"]
+    world.end()
+
+
+def test_a_claim_under_a_session_is_kept_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be held as long as its session is, which may be for ever."""
+    monkeypatch.setattr("holdfast.core.renewer.MOST_UNDOS", 5)
+    world, node, runtime, store, renewer = _down(sessions=True)
+    node.spawn(_fail(renewer, runtime, 20), "user")
+    node.spawn(renewer.run(), "renewer")
+    world.run(5.0)
+    store.up = True
+    world.run(10.0)
+    assert len(set(store.undone)) == 20
     world.end()
 
 

@@ -34,3 +34,30 @@ def test_no_connection_is_left_open(kind: type[Server], body: str, servers: Serv
     assert "unclosed" not in done.stderr
     if body is not HELD:
         assert done.stderr == ""
+
+
+FAILING_CLOSE = """
+import time, holdfast
+idle = holdfast.connect("memory://idle")
+
+async def fail():
+    raise ValueError("a failing close")
+
+idle._engine.backend.close = fail
+locks = holdfast.connect("memory://held")
+abandon = locks._engine.renewer.backend.abandon
+
+async def slow(claim, until=None):
+    time.sleep(0.2)
+    await abandon(claim, until=until)
+    print("released", claim.name)
+
+locks._engine.renewer.backend.abandon = slow
+lease = locks.lock("order:42").acquire()
+"""
+
+
+def test_a_client_that_fails_to_close_keeps_no_other_from_releasing() -> None:
+    command = [sys.executable, "-c", FAILING_CLOSE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "released order:42\n"

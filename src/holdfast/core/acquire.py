@@ -134,6 +134,8 @@ async def _wait_locally(
         waiter.signal.clear()  # before the check for the first: a signal in between is not lost
         if runtime.now() >= outage.local_limit() and not waiter.first:
             outage.check_local()
+            if outage.until is None:  # the outage has ended at this moment
+                continue
             raise await _timed_out(engine, waiter.claim, options, "", waiter)
 
 
@@ -151,6 +153,7 @@ async def _wait_in_store(
     """
     claim, wait = waiter.claim, _StoreWait(engine, waiter, outage.until, options)
     if isinstance(first_answer, Busy):
+        outage.end()
         await wait.wait(first_answer, sent)
     while True:
         try:
@@ -263,13 +266,14 @@ class _StoreWait:
     async def _give_up(self, busy: Busy) -> None:
         waiter = self._waiter
         waiter.gone = True
-        options, by = self._options, self._engine.runtime.now() + LEAST_REQUEST_SECONDS
+        engine, by = self._engine, self._engine.runtime.now() + LEAST_REQUEST_SECONDS
+        answers = True
         try:
-            await self._engine.backend.abandon(waiter.claim, until=by)
+            await engine.backend.abandon(waiter.claim, until=by)
             waiter.in_store_queue = False  # nothing is left to undo
         except BackendUnavailable:  # the renewer undoes it
-            options = options._replace(explain=False)
-        raise await _timed_out(self._engine, waiter.claim, options, busy.reason)
+            answers = False
+        raise await _timed_out(engine, waiter.claim, self._options, busy.reason, answers=answers)
 
 
 class _Outage:
@@ -368,16 +372,21 @@ async def _timed_out(
     options: AcquireOptions,
     reason: str,
     behind: LocalWaiter | None = None,
+    *,
+    answers: bool = True,
 ) -> LockTimeout:
-    """The error of an acquire whose timeout is over; names the holder if the store can. If the
-    acquire was ``behind`` other waiters of its client, the store may have stopped to answer."""
+    """The error of an acquire whose timeout is over; names the holder if the store ``answers``. If
+    the acquire was ``behind`` other waiters of its client, the store may have stopped to do so."""
     if trace := log.tracer("lock"):
         trace("timed out: %r on %s", claim.name, engine.store.display)
     if not options.explain:
         return LockTimeout("", name=claim.name)
     ahead = 0 if behind is None else engine.local_queues.ahead_of(behind)
-    look = _look(engine, claim)
-    info = await look if behind is None else await engine.runtime.within(look, LOOK_SECONDS)
+    info: LockInfo | None = None
+    if behind is not None:
+        info = await engine.runtime.within(_look(engine, claim), LOOK_SECONDS)
+    elif answers:
+        info = await _look(engine, claim)
     waited = f"within {shown(options.timeout)}" if options.timeout else "at once"
     message = f"{claim.name!r} on {engine.store.display} was not acquired {waited}"
     why = _why(info, reason, engine.runtime.wall())

@@ -41,14 +41,22 @@ FINISH_SECONDS = 0.5
 LONGEST_FINISH_SECONDS = 5.0
 SLOW_ANSWERS = 3
 """``close`` waits this long without any answer, however much is to be released: half a second, or
-three times as long as the store's answers have taken before, five seconds at the most."""
+three times as long as the store's answers have taken before, five seconds at the most. The
+renewer's thread then goes on for at most five seconds in the background."""
+NEW_CONNECTION = 2
+"""The first answer came over a new connection, which takes several round trips, and so may the
+first request of the renewer: ``close`` waits twice as long as that answer took, too."""
 UNDO_TIMES_SECONDS = (0.0, 1.5, 6.0)
 """A claim of unknown outcome is undone at once and again later: its request may arrive after the
 first undo."""
 LATEST_ARRIVAL_SECONDS = 6.0
 """After this time a request has arrived at the store, or never will."""
 MOST_UNDOS = 10_000
-"""Of more claims to undo, the oldest are left to end by themselves in the store."""
+"""Of more claims to undo, the oldest are left to end by themselves in the store, if they do."""
+PARTLY_REACHED_SECONDS = 1.0
+MOST_FAILED_UNDOS = 8
+"""A store that has answered within the first value may be unreachable in part, such as a node of a
+cluster: then so many undos may fail before the others have to wait."""
 GLANCE_SECONDS = 1.0
 """How often the renewer checks that the connections or files of holds still exist."""
 COLLECT_SECONDS = 0.25
@@ -93,7 +101,7 @@ class Renewer(PlannedLoop):
         """When ``close`` stops waiting, unless the store answers before that."""
         self._recount_at = NEVER
         self._recounted_at = -NEVER
-        self._answer_seconds = 0.0
+        self._answer_seconds = self._first_answer_seconds = 0.0
         self._answered_at = -NEVER
         self._undo_tries = 0
         self._undo_again_at = -NEVER
@@ -170,7 +178,8 @@ class Renewer(PlannedLoop):
         after ``after`` seconds."""
         at = self.runtime.now() + after
         self.undoing[claim.owner] = Undo(claim, at, landed, at + _longest_life(claim))
-        while len(self.undoing) > MOST_UNDOS:
+        # A claim under a session does not end by itself. At the end all are undone, in one go.
+        while len(self.undoing) > MOST_UNDOS and not (self._sessions or self.closing):
             with suppress(RuntimeError, StopIteration):  # another thread changes it, too
                 self.undoing.pop(next(iter(self.undoing)), None)
         self.plan(max(at, self._undo_again_at))
@@ -182,6 +191,8 @@ class Renewer(PlannedLoop):
     def answered(self, sent: float) -> None:
         """The store has answered a request that was sent at ``sent``."""
         now = self.runtime.now()
+        if self._answered_at == -NEVER:
+            self._first_answer_seconds = now - sent
         self._answer_seconds = max(now - sent, 0.9 * self._answer_seconds)
         self._answered_at = now
         if self.closing:
@@ -189,7 +200,8 @@ class Renewer(PlannedLoop):
 
     def finish_seconds(self) -> float:
         """How long to wait at the end of the client for an answer of the store."""
-        seconds = max(FINISH_SECONDS, SLOW_ANSWERS * self._answer_seconds)
+        slow, first = self._answer_seconds, self._first_answer_seconds
+        seconds = max(FINISH_SECONDS, SLOW_ANSWERS * slow, NEW_CONNECTION * first)
         return min(seconds, LONGEST_FINISH_SECONDS)
 
     def close(self) -> None:
@@ -429,30 +441,40 @@ class Renewer(PlannedLoop):
             return
         self._drop_over_undos(now)
         due = [item for item in list(self.undoing.items()) if item[1].at <= now]
-        # First undos before repeated ones: those may still be held. The newest before the others:
-        # part of a store may be unreachable, and with it the claims that failed long ago.
-        due.sort(key=lambda item: (item[1].failures, item[1].times, -item[1].at))
+        # What is known to be stored before what may be. First undos before repeated ones: those may
+        # still be held. The newest before the others: part of a store may be unreachable, and with
+        # it the claims that failed long ago.
+        due.sort(
+            key=lambda each: (each[1].failures, not each[1].landed, each[1].times, -each[1].at)
+        )
+        failed = 0
         pressing = min((hold.next_at() for hold in list(self.holds.values())), default=NEVER)
         for owner, undo in due:
             # A slow store must not delay the renewal of a hold, also of a hold added since.
             # A store that hangs gets a moment, but not beyond the time when a hold is doubtful.
             now = self.runtime.now()
             until = min(self._request_until(now), max(pressing, now + LEAST_UNDO_SECONDS))
-            reached = await self._undo_one(owner, undo, until)
-            over = min([pressing, *self.plans]) <= self.runtime.now()
-            if not reached or over or self.closing:
+            failed += not await self._undo_one(owner, undo, until)
+            now = self.runtime.now()
+            partly = now < self._answered_at + PARTLY_REACHED_SECONDS
+            if failed > (MOST_FAILED_UNDOS if partly else 0):
+                delay = UNDO_BACKOFF.delay(self._undo_tries, self.runtime.between)
+                self._undo_again_at = now + delay
+                return
+            if min([pressing, *self.plans]) <= now or self.closing:
                 return
 
     def _drop_over_undos(self, now: float) -> None:
         """During an outage: drops undos whose claims have ended in the store by themselves."""
         # Where the store can glance, they end with a connection, perhaps much later.
-        if self._undo_tries == 0 or self._glances is not None:
+        if self._glances is not None:
             return
         for owner, undo in list(self.undoing.items()):
             gone_at = undo.gone_at
             if self._sessions:  # some stores keep a session for twice its ttl
                 gone_at = max(gone_at, self._answered_at + 2 * _longest_life(undo.claim))
-            if now >= gone_at and self.undoing.get(owner) is undo:
+            failing = undo.failures or self._undo_tries
+            if failing and now >= gone_at and self.undoing.get(owner) is undo:
                 del self.undoing[owner]
 
     async def _undo_one(self, owner: str, undo: Undo, until: float) -> bool:
@@ -476,13 +498,13 @@ class Renewer(PlannedLoop):
         return True
 
     def _undo_failed(self, owner: str, undo: Undo, unreachable: bool) -> bool:
-        """Plans the next try: of this undo, and of all if the store can't be reached."""
-        now = self.runtime.now()
-        again = now + self.runtime.between(*UNDO_RETRY_SECONDS)
+        """Plans the next try of this undo; returns whether the store could be reached."""
+        again = self.runtime.now()
         if unreachable:
             self._undo_tries += 1
-            again = now + UNDO_BACKOFF.delay(self._undo_tries, self.runtime.between)
-            self._undo_again_at = again
+            again += UNDO_BACKOFF.delay(undo.failures + 1, self.runtime.between)
+        else:
+            again += self.runtime.between(*UNDO_RETRY_SECONDS)
         if self.undoing.get(owner) is undo:
             self.undoing[owner] = undo._replace(at=again, failures=undo.failures + 1)
         return not unreachable
@@ -511,9 +533,11 @@ class Renewer(PlannedLoop):
     def _named(self, hold: Hold) -> str:
         return f"{hold.grant.claim.name} on {self.display}"
 
-    async def finish(self) -> None:
+    async def finish(self, *, background: bool = False) -> None:
         """At the end of the client: releases all holds, removes all waiters, does all undos. On a
-        store that does not answer it ends at ``finish_by``, however many there are."""
+        store that does not answer it ends at ``finish_by``, however many there are; a few seconds
+        later in the ``background``, because part of the store may answer."""
+        more = LONGEST_FINISH_SECONDS if background else 0.0
         self.close()
         self._log_losses()
         for hold in list(self.holds.values()):
@@ -528,7 +552,7 @@ class Renewer(PlannedLoop):
         for undo in undos:
             sent = self.runtime.now()
             try:
-                if failure is not None and sent >= self.finish_by:
+                if failure is not None and sent >= self.finish_by + more:
                     raise failure  # the store hangs: do not wait as long for each claim
                 # If ``close`` has stopped waiting, one more try in the background costs nothing.
                 until = max(self.finish_by, sent + FINISH_SECONDS)

@@ -83,10 +83,13 @@ def _forked() -> None:
 def _exit() -> None:
     # All at the same time, within one second: a store that hangs does not delay the others.
     until = now() + EXIT_SECONDS
-    for renewer in [*_renewers, *_idle]:
+    for renewer in list(_renewers):
         renewer.end(0.0)
     for renewer in list(_renewers):
         renewer.end(max(0.0, until - now()))
+    for renewer in list(_idle):  # last: these have nothing to release
+        if now() < until:
+            renewer.end(0.0)
 
 
 atexit.register(_exit)

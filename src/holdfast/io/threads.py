@@ -158,10 +158,10 @@ class RenewerThread:
 
     def _run(self) -> None:
         run_now(self.renewer.run())
-        self._finish()
+        self._finish(background=True)
 
-    def _finish(self) -> None:
-        run_now(self.renewer.finish())
+    def _finish(self, *, background: bool) -> None:
+        run_now(self.renewer.finish(background=background))
         for backend in self.backends:
             run_now(backend.close())
         self._ended()
@@ -177,7 +177,7 @@ class RenewerThread:
         self.renewer.close()
         thread = self._one.thread
         if thread is None:  # it was not needed, or could not be started
-            self._finish()
+            self._finish(background=False)
         elif threading.current_thread() is not thread:
             if seconds is not None:
                 thread.join(seconds)
