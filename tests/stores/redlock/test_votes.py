@@ -128,6 +128,25 @@ def test_a_copy_of_an_attempt_that_arrives_late_gives_no_vote(
     client.close()
 
 
+def test_a_late_undo_does_not_let_a_later_attempt_in(servers: Servers, namespace: str) -> None:
+    """Two attempts, each with its undo or abandonment. The abandonment came first, over a new
+    connection; the old connection then delivers the undo of the first attempt and the second
+    attempt."""
+    server, scripts = servers.of(RedisServer), RedlockScripts(loss_protection=False)
+    client = redis.Redis.from_url(server.url)
+    key, run, channel = f"{namespace}:redlock:{{name}}", f"{namespace}:run", f"{namespace}:wake"
+    client.eval(scripts.abandon.text, 1, key, "me", "3000", channel)
+    client.eval(scripts.undo.text, 1, key, "me", "1000", "-")
+
+    def grant(sent: str) -> Any:
+        words = ("me", "[]", sent, "30000", sent, "x 1 0 0 60000 -")
+        return client.eval(scripts.grant.text, 2, key, run, *words)
+
+    assert grant("2000") == [b"gone"]
+    assert grant("4000")[0] == 1
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("answers", "resent", "late"),
     [

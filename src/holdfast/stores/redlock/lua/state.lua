@@ -131,10 +131,15 @@ local function abandoned(owner, sent)
   return at and sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
--- Remembers an owner: an attempt that was sent until then and arrives later is refused.
+-- Remembers an owner: an attempt that was sent until then and arrives later is refused. A late undo
+-- of an earlier attempt changes nothing: only the newest entry of an owner is read.
 local function remember(owner, sent)
   local known = s[9] and tonumber(s[9]) > now and call('HGET', key, 'g') or ''
-  local remembered = ' ' .. owner .. '@' .. sent .. string.sub(known, 1, REMEMBER_BYTES)
+  local mark = ' ' .. owner .. '@'
+  local _, at = string.find(known, mark, 1, true)
+  local before = at and string.match(known, '^%d+', at + 1)
+  if before and tonumber(before) > tonumber(sent) then sent = before end
+  local remembered = mark .. sent .. string.sub(known, 1, REMEMBER_BYTES)
   call('HSET', key, 'v', VERSION, 'g', remembered, 'd', now + REMEMBER)
 end
 
