@@ -110,12 +110,14 @@ def test_a_hold_that_the_store_reports_lost_is_undone() -> None:
 
 
 def test_a_hold_that_an_extend_finds_lost_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.connect("memory://extended") as locks:
+    url = "memory://extended"
+    with holdfast.connect(url) as locks, holdfast.connect(url) as other:
         lease = locks.lock("name").acquire()
         assert lease
         undone: list[Claim] = []
         monkeypatch.setattr(locks._engine.renewer, "undo", lambda claim, **_: undone.append(claim))
-        locks.break_lock("name", reason="a test")
+        other.break_lock("name", reason="a test")
+        assert undone == []
         with pytest.raises(LockLost):
             lease.extend()
         assert [claim.name for claim in undone] == ["name"]

@@ -244,11 +244,12 @@ LOSING = (
 def test_an_interrupt_anywhere_in_an_extend_that_learns_of_a_loss(part: Any, line: int) -> None:
     """Each callback is still called, once."""
     reasons: list[str] = []
-    with holdfast.connect(f"memory://torn-{part.__qualname__}-{line}", ttl=60) as locks:
+    url = f"memory://torn-{part.__qualname__}-{line}"
+    with holdfast.connect(url, ttl=60) as locks, holdfast.connect(url) as other:
         lease = locks.lock("name").acquire()
         assert lease is not None
         lease.on_lost(reasons.append)
-        locks.break_lock("name", reason="a test")
+        other.break_lock("name", reason="a test")
 
         def extend() -> None:
             with pytest.raises(holdfast.LockLost):
