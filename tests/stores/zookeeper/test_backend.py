@@ -19,9 +19,10 @@ from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper import backend as zookeeper
+from holdfast.stores.zookeeper.backend import ZooKeeperBackend
 from holdfast.stores.zookeeper.client.packets import Request
 from holdfast.stores.zookeeper.session import BEATS_PER_TTL, ZooKeeperSession
-from holdfast.stores.zookeeper.store import MOST_IDLE_SESSIONS
+from holdfast.stores.zookeeper.store import MOST_IDLE_SESSIONS, ZooKeeperStore
 from holdfast.stores.zookeeper.wakeups import ListingPrefetch
 from holdfast.url import open_store
 from servers.process import wait_until
@@ -235,6 +236,62 @@ def test_sessions_without_holds_are_closed(
     wait_until("closed sessions", lambda: set(_sessions(locks)) == {helpers.TTL})
     assert held.release() is True
     assert helpers.hold(locks, "name") > 0
+
+
+def test_few_idle_sessions_are_kept(locks: holdfast.Locks) -> None:
+    """Another one is opened beside them: none is closed while there are not too many."""
+    for ttl in range(5, 5 + MOST_IDLE_SESSIONS):
+        with locks.lock("name", ttl=ttl):
+            pass
+    assert set(_sessions(locks)) == set(range(5, 5 + MOST_IDLE_SESSIONS))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_session_that_a_claim_has_just_found_is_not_closed(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """A claim comes between the check that a session is idle and its end: else its hold would end
+    with the session, and its holder would not know."""
+    with locks.lock("name", ttl=helpers.TTL):
+        pass
+    store: ZooKeeperStore = locks._engine.store  # type: ignore[assignment]
+    session, is_idle = store.sessions[helpers.TTL], store._is_idle
+    taken: list[holdfast.Lease | None] = []
+
+    def check(key: int, checked: ZooKeeperSession) -> bool:
+        idle = is_idle(key, checked)
+        if not taken and late is (key not in store.sessions):
+            taken.append(locks.lock("name", ttl=helpers.TTL).acquire())
+        return idle
+
+    monkeypatch.setattr(store, "_is_idle", check)
+    if not late:
+        assert store._is_idle(helpers.TTL, session)
+    store._close_if_idle(helpers.TTL, session)
+    assert len(taken) == 1
+    assert not session.dead
+    assert store.sessions[helpers.TTL] is session
+    assert taken[0] is not None
+    assert taken[0].release() is True
+
+
+def test_a_session_with_a_release_under_way_is_not_closed(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = locks.lock("name", ttl=helpers.TTL).acquire()
+    store: ZooKeeperStore = locks._engine.store  # type: ignore[assignment]
+    session, connected = store.sessions[helpers.TTL], ZooKeeperBackend.connected_session
+
+    async def close_first(
+        backend: ZooKeeperBackend, key: int, until: float | None = None
+    ) -> ZooKeeperSession:
+        store._close_if_idle(key, session)
+        return await connected(backend, key, until)
+
+    monkeypatch.setattr(ZooKeeperBackend, "connected_session", close_first)
+    assert lease
+    assert lease.release() is True
+    assert not session.dead
 
 
 def test_a_client_keeps_its_session_on_another_event_loop(

@@ -166,3 +166,19 @@ def test_a_waiter_whose_own_node_is_gone_joins_again(
         run_now(each.abandon(claim))
     run_now(last.backend.wait(last.claim, again, now() + SOON))
     assert isinstance(run_now(last.backend.attempt(last.claim, join=True)), Grant)
+
+
+def test_a_hold_of_slots_that_was_moved_is_not_in_the_way(
+    line_up: Callable[[str, list[Mode]], Line],
+) -> None:
+    """A longer ttl creates the node of a hold again, in another session and unwritten."""
+    holder, grant, (first, last) = line_up("name", [Mode.SLOTS] * 2)
+    assert run_now(holder.release(grant)) is True
+    held = run_now(first.backend.attempt(first.claim, join=True))
+    assert isinstance(held, Grant)
+    longer = held._replace(claim=held.claim._replace(ttl=51.0))
+    renewal = run_now(first.backend.renew([longer], [], until=now() + SOON))
+    assert not renewal.lost
+    assert not renewal.unknown
+    assert first.backend.store.entries[first.claim.owner].key == 51
+    assert isinstance(run_now(last.backend.attempt(last.claim, join=True)), Grant)

@@ -334,9 +334,11 @@ class ZooKeeperBackend:
         await self.request(at.session, own, other, until=at.until)
         if own.value is None:
             return None, True
-        # A node that was written may have slots: then it is not in the way.
+        # A node that was written, or created again in another session, may have slots: then it is
+        # not in the way.
         in_front = other.value is not None and (
-            claim.mode is not Mode.SLOTS or other.value.version == 0
+            claim.mode is not Mode.SLOTS
+            or (other.value.version == 0 and other.value.czxid < own.value.czxid)
         )
         return (busy if in_front else None), False
 
@@ -574,16 +576,21 @@ class ZooKeeperBackend:
     # Releasing
 
     async def release(self, grant: Grant) -> bool:
-        key, deletes = self._release_requests(grant)
-        if not deletes:
-            return False
-        await self.request(await self.connected_session(key), *deletes)
-        return _succeeded(deletes[0])
+        try:
+            key, deletes = self._release_requests(grant)
+            if not deletes:
+                return False
+            await self.request(await self.connected_session(key), *deletes)
+            return _succeeded(deletes[0])
+        finally:
+            self.store.releasing.pop(grant.claim.owner, None)
 
     def _release_requests(self, grant: Grant) -> tuple[int, list[Request]]:
         """The key of the hold's session, and the requests that release the hold: none if the
-        session has ended. Removes the claim's entry."""
+        session has ended. Removes the claim's entry; the caller removes it from ``releasing``."""
         key, number, path = grant.ref
+        known = self.store.entries.get(grant.claim.owner)
+        self.store.releasing[grant.claim.owner] = key if known is None else known.key
         entry = self.store.entries.pop(grant.claim.owner, None)
         node = None if entry is None else entry.node
         if entry is not None and node is not None:
@@ -663,6 +670,12 @@ class ZooKeeperBackend:
         return await self._delete(session, parent, queue.claims[: queue.admitted])
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
+        try:
+            return await self._exchange(grant, claim)
+        finally:
+            self.store.releasing.pop(grant.claim.owner, None)
+
+    async def _exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         key, deletes = self._release_requests(grant)
         # The thread of a known claim may have got and released the lock by now: a new node would
         # have no owner. So no new node is made for a known claim; if it still waits, its own thread

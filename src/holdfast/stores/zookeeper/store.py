@@ -63,7 +63,11 @@ class ZooKeeperStore:
         self.root = f"{root}/{encode_name(settings.namespace)}"
         self.acl = pack_acl(options.acl)
         self.sessions: dict[int, ZooKeeperSession] = {}
+        self._closing: dict[int, ZooKeeperSession] = {}
+        """Sessions that are being closed as idle; see ``_close_if_idle``."""
         self.entries: dict[str, ZooKeeperEntry] = {}
+        self.releasing: dict[str, int] = {}
+        """By owner: the key of the session of a hold that is being released. It has no entry."""
         self.records_purged = -math.inf
         self.parent = lru_cache(maxsize=1024)(self._parent)
         """The path of the node whose children are the queue of a name."""
@@ -105,13 +109,17 @@ class ZooKeeperStore:
         for session in self.sessions.values():
             session.forget()
         self.sessions = {}
+        self._closing = {}
         self.entries = {}
+        self.releasing = {}
         self.pending_deletes = PendingDeletes(self.parent)
 
     def session(self, key: int) -> ZooKeeperSession:
         """The session for ttls of ``key`` seconds, opened if needed; 0 for the read-only one.
         Raises ``BackendUnavailable`` if the store was closed."""
         session = self.sessions.get(key)
+        if session is None and (kept := self._closing.pop(key, None)) is not None:
+            session = self.sessions.setdefault(key, kept)  # it is in use again: not closed
         if session is None or not session.reusable:
             self._check_open()
             self._close_idle(MOST_IDLE_SESSIONS)
@@ -145,25 +153,41 @@ class ZooKeeperStore:
     def _close_idle(self, kept: int) -> None:
         """Closes the sessions without claims, except those that were opened last. Servers limit the
         connections per client address; ttls may be many."""
-        idle = [key for key, session in list(self.sessions.items()) if self._is_idle(key, session)]
-        for key in idle[: len(idle) - kept]:
-            self._close(key)
+        sessions = list(self.sessions.items())
+        idle = [(key, session) for key, session in sessions if self._is_idle(key, session)]
+        for key, session in idle[: max(0, len(idle) - kept)]:
+            self._close_if_idle(key, session)
+
+    def _close_if_idle(self, key: int, session: ZooKeeperSession) -> None:
+        """Closes a session on which nothing depends. Another thread may look it up for a new claim
+        meanwhile, and a closed session would end that claim's hold. So it is taken out of the table
+        first. A claim has its entry before its session is looked up: whoever has found the session
+        before that is seen here; whoever comes later takes it back from ``_closing``, or finds no
+        session and opens another one."""
+        self._closing[key] = session
+        taken = self.sessions.pop(key, None)
+        if taken is None:  # another thread closes it
+            return
+        if taken is not session:  # another thread has replaced it
+            self.sessions.setdefault(key, taken)
+            self._closing.pop(key, None)
+        elif not self._is_idle(key, session):
+            self.sessions.setdefault(key, session)
+            self._closing.pop(key, None)
+        elif self._closing.pop(key, None) is session:
+            session.close(0.0)
 
     def _is_idle(self, key: int, session: ZooKeeperSession) -> bool:
-        """Whether nothing depends on a session. A claim has its entry before its session is
-        looked up, so that no claim begins in a session that counts as idle."""
+        """Whether nothing depends on a session, as far as is known now."""
         if session.holds_nothing or session.watches or session.refusal:
             return False
         for entry in list(self.entries.values()):
             node = entry.node
             if entry.key == key or (node is not None and node.moving_to == key):
                 return False
+        if key in list(self.releasing.values()):
+            return False
         return all(pending.key != key for pending in self.pending_deletes.all())
-
-    def _close(self, key: int) -> None:
-        session = self.sessions.pop(key, None)
-        if session is not None:
-            session.close(0.0)
 
     def locks_path(self) -> str:
         return f"{self.root}/locks"
@@ -187,7 +211,7 @@ class ZooKeeperStore:
         if self.sessions.get(key) is not session or not self._is_idle(key, session):
             session.idle_since = now
         elif now - session.idle_since > IDLE_SESSION_SECONDS:
-            self._close(key)
+            self._close_if_idle(key, session)
             return
         # Runs for every entry at every heartbeat: no tuples, and no calls for nodes that are kept.
         for entry in list(self.entries.values()):
