@@ -143,6 +143,11 @@ class Servers:
         self.responses = responses
         self.headers = b""
         """Header lines that every request carries (credentials)."""
+        self.bare = b""
+        """The request that carries none of them: the one that asks for credentials."""
+        self.known = False
+        """Whether a server has answered as this kind of store does. Before that, an answer of
+        another kind means that it is another kind of server; later it may be a proxy's."""
         self.closed_hint = ""
         """Why the server may close connections, for messages."""
         self.current = 0
@@ -181,7 +186,7 @@ class Servers:
         return b"%b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
             line,
             self._names[host],
-            self.headers,
+            b"" if line == self.bare else self.headers,
             len(body),
             body,
         )

@@ -19,6 +19,8 @@ from holdfast.claim import Busy
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.http import Http, Reply
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores.etcd.gateway import Gateway
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import READY_SECONDS
@@ -181,6 +183,83 @@ def test_a_server_that_is_not_etcd_is_refused_at_once(body: bytes, status: str) 
             with pytest.raises(BackendUnavailable) as caught:
                 step()
             assert caught.value.final
+
+
+def test_a_first_answer_to_a_second_backend_that_is_damaged_is_not_final(
+    servers: Servers, namespace: str
+) -> None:
+    """etcd may have executed the request: the claim must be undone. Its session is of another
+    backend, so this is the first answer that this one gets."""
+    with peers(servers.of(EtcdServer).url, namespace) as peer:
+        one = peer()
+        one.run(one.backend.release(one.take(claim_of())))
+        second = one.store.backend(BlockingRuntime())
+        second.gateway.http = _Broken(second.gateway.http, b"POST /v3/kv/txn", Reply(200, b"{"))
+        claim = claim_of()
+        with pytest.raises(BackendUnavailable) as caught:
+            one.run(second.attempt(claim, join=True))
+        assert not caught.value.final
+        assert claim.owner in one.store.sessions.doubts
+        one.run(second.abandon(claim))
+        one.run(second.close())
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_proxy_without_an_etcd_for_a_moment_is_not_final(
+    servers: Servers, namespace: str, status: int
+) -> None:
+    with peers(servers.of(EtcdServer).url, namespace) as peer:
+        one = peer()
+        one.run(one.backend.release(one.take(claim_of())))
+        broken = _Broken(one.post, b"POST /v3/kv/txn", Reply(status, b"no such page"))
+        one.backend.gateway.http = broken
+        with pytest.raises(BackendUnavailable) as caught:
+            one.attempt(claim_of())
+        assert not caught.value.final
+
+
+class _TwoSignIns:
+    """Another thread signs in between this one's sign-in and its next request."""
+
+    def __init__(self, http: Http, other: Gateway) -> None:
+        self._http, self.servers, self._other = http, http.servers, other
+        self.sign_ins = 0
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        if line == b"POST /v3/auth/authenticate":
+            self.sign_ins += 1
+        elif self.sign_ins:
+            self._other.http = _Unanswered(self._http)  # type: ignore[assignment]
+            with pytest.raises(BackendUnavailable):
+                await self._other._sign_in(until)
+        return await self._http.ask(line, body, until)
+
+
+class _Unanswered:
+    def __init__(self, http: Http) -> None:
+        self.servers = http.servers
+
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+        raise BackendUnavailable("not answered yet")
+
+
+def test_a_sign_in_does_not_take_the_token_of_other_threads(namespace: str) -> None:
+    """The token of a thread that has just signed in was dropped by the next sign-in, and its
+    request was refused for good."""
+    with Guarded() as server:
+        url = server.url.replace("etcd://", "etcd://root:secret-0@")
+        with peers(url, namespace) as peer:
+            one = peer()
+            another = one.store.backend(BlockingRuntime())
+            unused = another.gateway.http
+            two = one.backend.gateway.http = _TwoSignIns(one.post, another.gateway)
+            one.run(one.backend.gateway.post(b"POST /v3/kv/range", b'{"key":"AA=="}'))
+            assert two.sign_ins == 1
+            one.store.servers.headers = b"Authorization: old\r\n"
+            one.run(one.backend.gateway.post(b"POST /v3/kv/range", b'{"key":"AA=="}'))
+            assert two.sign_ins == 2
+            one.backend.gateway.http, another.gateway.http = one.post, unused
+            one.run(another.close())
 
 
 class _Broken:

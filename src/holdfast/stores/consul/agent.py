@@ -21,6 +21,7 @@ TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
 KEYS = b"GET /v1/kv/"
 """Consul's answers to these have an index, also if there are no keys."""
+SESSION = b"PUT /v1/session/"
 T = TypeVar("T")
 
 
@@ -93,6 +94,7 @@ class Agent:
         reply = await self.http.ask(line, body, until)
         if reply.status == 200:
             results = self._reader.read_as(dict, reply.body)["Results"]
+            self.http.servers.known = True
             return Items(self._reader, "Results", [result["KV"] for result in results or ()])
         if reply.status == 409:
             errors = self._reader.read_as(dict, reply.body)["Errors"] or ()
@@ -118,7 +120,9 @@ class Agent:
             raise self._refusal(line, reply)
         if line.startswith(KEYS) and not reply.seen:
             raise self.not_consul(_path(line))
-        return self._reader.read_as(kind, reply.body)
+        answer = self._reader.read_as(kind, reply.body)
+        self.http.servers.known = self.http.servers.known or line.startswith(SESSION)
+        return answer
 
     async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
         """The items of a list, which must be of this type; an empty list if the object does not
@@ -146,10 +150,11 @@ class Agent:
         return BackendUnavailable(f"{self.display}: {_path(line)}: {text or reply.status}")
 
     def not_consul(self, why: str) -> BackendUnavailable:
-        """The error for a server of another kind; trying again can't help."""
-        return BackendUnavailable(
-            f"{self.display} answers HTTP, but not as Consul does: {why}", final=True
-        )
+        """The error for a server of another kind: trying again can't help, unless Consul has
+        answered before. Then it is an answer of a proxy."""
+        final = not self.http.servers.known
+        text = f"{self.display} answers HTTP, but not as Consul does: {why}"
+        return BackendUnavailable(text, final=final)
 
     def _denied(self, line: bytes) -> BackendUnavailable:
         reason = "the token is missing or may not do this"

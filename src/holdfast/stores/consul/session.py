@@ -112,7 +112,7 @@ class SessionRenewer:
 
     async def _create(self, options: bytes, until: float) -> str:
         """The id of a new session. A server that answers in another way than Consul is refused for
-        good: no claim was sent to it."""
+        good if it never answered as Consul: no claim was sent to it."""
         try:
             return await self._created(options, until)
         except DamagedAnswer as error:

@@ -110,8 +110,7 @@ class Gateway:
         self.http, self.credentials = http, credentials
         self.display = http.servers.display
         self._reader = JsonReader(self.display, _KINDS)
-        self._known = False
-        """Whether the server has given an answer as etcd gives it."""
+        http.servers.bare = _SIGN_IN  # an expired token would be refused even here
 
     async def post(self, line: bytes, body: bytes, until: float | None = None) -> dict[str, Any]:
         """Returns the reply's JSON. Raises ``SessionGone``, ``NoSpace`` or ``FinalRefusal`` if
@@ -144,10 +143,10 @@ class Gateway:
             if "header" not in answer and "result" not in answer:
                 raise self._reader.damaged("it has no header")
         except DamagedAnswer as error:
-            if self._known:
+            if self.http.servers.known:  # it may have executed the request
                 raise
             raise FinalRefusal(f"{error}: it is not etcd") from None
-        self._known = True
+        self.http.servers.known = True
         return answer
 
     def _wants_sign_in(self, reply: Reply) -> bool:
@@ -157,10 +156,10 @@ class Gateway:
     async def _sign_in(self, until: float | None) -> None:
         credentials = self.credentials
         fields = {"name": credentials.user, "password": credentials.password or ""}
-        self.http.servers.headers = b""  # an expired token would be refused even here
         reply = await self.http.ask(_SIGN_IN, json.dumps(fields).encode(), until)
         if reply.status != 200:
             if b"authentication is not enabled" in reply.body:
+                self.http.servers.headers = b""
                 credentials.sign_ins += 1
                 return
             raise self._refusal(_SIGN_IN, reply)
@@ -174,7 +173,7 @@ class Gateway:
         text = _message(reply)
         if "requested lease not found" in text:
             return SessionGone()
-        if reply.status in (404, 405, 501):
+        if reply.status in (404, 405, 501) and not self.http.servers.known:
             return FinalRefusal(
                 f"{self.display} answers HTTP but has no JSON gateway of etcd: the gateway is off "
                 "(start etcd with --enable-grpc-gateway), etcd is older than 3.4, or it is not etcd"
@@ -189,14 +188,16 @@ class Gateway:
 
     def _denial(self, line: bytes, text: str) -> str:
         user = self.credentials.user
-        if "user name is empty" in text or "invalid user ID or password" in text:
+        if "invalid user ID or password" in text:
             return f"refused the password of {user!r}" if user else "needs a user and a password"
+        if "user name is empty" in text and not user:  # with a user, a node lags behind another
+            return "needs a user and a password"
         if "permission denied" in text:
             return f"refuses {_path(line)} to the user {user!r}: its role lacks the permission"
         return ""
 
     def _unexpected(self, line: bytes, reply: Reply) -> Exception:
-        kind = BackendUnavailable if self._known else FinalRefusal
+        kind = BackendUnavailable if self.http.servers.known else FinalRefusal
         return kind(
             f"{self.display}: {_path(line)}: status {reply.status}, with a body that is not etcd's"
         )
