@@ -32,6 +32,10 @@ RELEASED_BYTES = 2000
 """The memory for the owners of released readers: about sixty, the newest. A renewal that arrives
 after its reader was dropped from this list restores the reader for at most its ttl."""
 
+_OWNER = "ARGV[1]"
+_READER = "string.sub(ARGV[%d], 1, 1) == 's' and ARGV[1] or nil"
+"""Lua for the owner whose entry is the only one that a script needs; ``nil`` if it needs all."""
+
 _FOLDER = Path(__file__).with_name("lua")
 
 
@@ -58,13 +62,13 @@ class RedlockScripts:
 
     def __init__(self, *, loss_protection: bool) -> None:
         self._head = f"local LOSS = {str(loss_protection).lower()}\n{_CONSTANTS}"
-        self.grant = self._make("grant", ("state", "run"), 6)
-        self.raises = self._make("raise", ("state",), 2)
-        self.renew = self._make("renew", ("state",), 5)
-        self.release = self._make("release", ("state",), 4)
-        self.undo = self._make("undo", ("state",), 3)
-        self.abandon = self._make("abandon", ("state",), 3)
-        self.intend = self._make("intend", ("state",), 1)
+        self.grant = self._make("grant", ("state", "run"), 6, _READER % 6)
+        self.raises = self._make("raise", ("state",), 2, _OWNER)
+        self.renew = self._make("renew", ("state",), 5, _READER % 5)
+        self.release = self._make("release", ("state",), 4, _READER % 4)
+        self.undo = self._make("undo", ("state",), 3, _OWNER)
+        self.abandon = self._make("abandon", ("state",), 3, _OWNER)
+        self.intend = self._make("intend", ("state",), 1, _OWNER)
         self.revoke = self._make("revoke", ("state",), 1)
         self.look = self._make("look", ("state",), 1)
         self.begin = Script(read_lua("mark") + _text("begin"), ("run",), 0)
@@ -75,8 +79,10 @@ class RedlockScripts:
         """Commands for every new connection. A round may end before a slow node has answered. If
         that node did not know the script, it would get no second request, and have no vote."""
 
-    def _make(self, name: str, keys: tuple[str, ...], arguments: int) -> _Script:
-        shared = "".join(map(read_lua, ("reading", "mark")))
+    def _make(
+        self, name: str, keys: tuple[str, ...], arguments: int, owner: str = "nil"
+    ) -> _Script:
+        shared = f"local OWNER = {owner}\n" + "".join(map(read_lua, ("reading", "mark")))
         return _Script(self._head + shared + _text("state") + _text(name), keys, arguments)
 
 

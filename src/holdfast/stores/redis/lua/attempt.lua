@@ -128,6 +128,16 @@ local function abandoned(c)
   return at and c.sent <= number(string.match(known, '^%d*', at + #mark), 'g')
 end
 
+-- Whether a claim that is not exclusive has a reservation: everybody before it fitted beside it then,
+-- and nobody has joined before it since. It need not walk the queue: n readers that are woken
+-- together would cost n^2.
+local function is_reserved(c)
+  if c.mode == 'x' then return false end
+  local number, _, _, _, reserved = read_wait(c.owner)
+  count_holders()
+  return number and limit == c.limit and tonumber(reserved) >= now and fits(c.mode, c.weight)
+end
+
 local function attempt(c)
   if abandoned(c) then return {'gone'} end
   expire()
@@ -135,6 +145,7 @@ local function attempt(c)
   if same then return same end
   local barred = LOSS and barred_until(c.max_ttl)
   local mine = waiting > 0 and get('w:' .. c.owner) and true
+  if mine and not barred and is_reserved(c) then return grant(c, mine) end
   local admitted, blocked = admit_waiters(mine and c.owner)
   if x or n > 0 or waiting > (mine and 1 or 0) then
     if limit ~= c.limit then return {'limit', limit} end

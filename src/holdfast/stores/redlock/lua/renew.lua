@@ -30,6 +30,7 @@ elseif holds[owner] then
   local hold = holds[owner]
   hold.ends, hold.token, hold.sent = math.max(hold.ends, now + ttl), to, to
   write(owner, hold)
+  if tonumber(s[15] or 0) <= now then write_count() end  -- all holds were read: the next need not be
 elseif not free() then
   return 0
 elseif mode == 'x' then

@@ -4,7 +4,7 @@
 --   q a reader with a lower token is superseded by a writer   k limit (0: a lock)
 --   x xe xt xl   the exclusive holder: owner, expiry, token, label
 --   xs xa        the attempt that was granted, and when
---   n            the number of other holds
+--   n f          the number of other holds, a lower bound of their ends
 --   h:<owner>    one other hold: mode, expiry, token, attempt, since, slots, label
 --   t:<slot>     the last token of a slot
 --   i ie         intent: a waiting writer, and until when it keeps new readers out
@@ -13,9 +13,10 @@
 local call = redis.call
 local key, time = KEYS[1], call('TIME')
 local now = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
-local s = call('HMGET', key, 'v', 'c', 'x', 'xe', 'xt', 'n', 'k', 'e', 'd', 'i', 'ie', 'q', 'xs', 'xa')
+local s = call('HMGET', key, 'v', 'c', 'x', 'xe', 'xt', 'n', 'k', 'e', 'd', 'i', 'ie', 'q', 'xs', 'xa',
+  'f')
 if s[1] and s[1] ~= VERSION then return {'incompatible', string.sub(s[1], 1, 20)} end
-for _, at in ipairs({2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}) do
+for _, at in ipairs({2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15}) do
   if s[at] then number(s[at], 'a number') end
 end
 local c, superseded = tonumber(s[2] or 0), tonumber(s[12] or 0)
@@ -24,24 +25,42 @@ local x = s[3] and ends > now and s[3] or nil
 local limit = s[7] or '0'
 local intent = s[10] and tonumber(s[11] or 0) > now and s[10] or nil
 local holds, count, over = {}, 0, {}
+local soonest_end = tonumber(s[15] or 0)
 
-if s[6] then
+local function read_hold(owner, entry)
+  local mode, its_end, its_token, sent, since, slots, label =
+    string.match(entry, '^([sn]) (%d+) (%d+) (%d+) (%d+) ([%d,-]+) (.*)$')
+  if not mode then damaged('the entry of a hold') end
+  for _, text in ipairs({its_end, its_token, sent, since}) do number(text, 'a number of a hold') end
+  if tonumber(its_end) > now then
+    holds[owner] = {mode = mode, ends = tonumber(its_end), token = tonumber(its_token),
+      sent = tonumber(sent), since = tonumber(since), slots = slots, label = label}
+  else
+    over[#over + 1] = 'h:' .. owner
+  end
+end
+
+local function read_all_holds()
   local all = call('HGETALL', key)
   for at = 1, #all, 2 do
-    if string.sub(all[at], 1, 2) == 'h:' then
-      local mode, its_end, its_token, sent, since, slots, label =
-        string.match(all[at + 1], '^([sn]) (%d+) (%d+) (%d+) (%d+) ([%d,-]+) (.*)$')
-      if not mode then damaged('the entry of a hold') end
-      for _, text in ipairs({its_end, its_token, sent, since}) do number(text, 'a number of a hold') end
-      if tonumber(its_end) > now then
-        holds[string.sub(all[at], 3)] = {mode = mode, ends = tonumber(its_end),
-          token = tonumber(its_token), sent = tonumber(sent), since = tonumber(since),
-          slots = slots, label = label}
-        count = count + 1
-      else
-        over[#over + 1] = all[at]
-      end
-    end
+    if string.sub(all[at], 1, 2) == 'h:' then read_hold(string.sub(all[at], 3), all[at + 1]) end
+  end
+  soonest_end = 0
+  for _, hold in pairs(holds) do
+    count = count + 1
+    if soonest_end == 0 or hold.ends < soonest_end then soonest_end = hold.ends end
+  end
+end
+
+-- Until the soonest end, no hold is over, and `n` is the number of holds: a script about one reader
+-- (`OWNER`) reads the entry of that reader alone. Otherwise n readers would cost n^2.
+if s[6] then
+  if OWNER and limit == '0' and soonest_end > now then
+    local entry = call('HGET', key, 'h:' .. OWNER)
+    if entry then read_hold(OWNER, entry) end
+    count = tonumber(s[6]) - #over
+  else
+    read_all_holds()
   end
 end
 
@@ -62,13 +81,15 @@ local function raise(to)
   end
 end
 
--- Deletes expired holds and writes the number of other holds.
+-- Deletes expired holds; writes the number of other holds and the lower bound of their ends.
 local function write_count()
-  if #over > 0 then call('HDEL', key, unpack(over, 1, math.min(#over, 1000))) end
+  for from = 1, #over, 1000 do
+    call('HDEL', key, unpack(over, from, math.min(from + 999, #over)))
+  end
   if count > 0 then
-    call('HSET', key, 'n', count)
-  elseif s[6] and #over <= 1000 then
-    call('HDEL', key, 'n')
+    call('HSET', key, 'n', count, 'f', soonest_end)
+  elseif s[6] then
+    call('HDEL', key, 'n', 'f')
   end
 end
 
@@ -83,8 +104,9 @@ end
 local function take(owner, hold)
   if not holds[owner] then count = count + 1 end
   holds[owner] = hold
+  if soonest_end == 0 or hold.ends < soonest_end then soonest_end = hold.ends end
+  write_count()  -- first: it may delete an expired entry of the same owner
   write(owner, hold)
-  write_count()
 end
 
 local function take_alone(owner, its_end, its_token, sent, label)
