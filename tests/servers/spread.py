@@ -100,8 +100,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             queue.move_to_end(self.share.next(node), last=False)
             super()._assign_work_unit(node)
 
-        def remove_node(self, node: Any) -> Any:
-            self.share = None  # what a process that died has left undone is handed out again
-            return super().remove_node(node)
+        def remove_node(self, node: Any) -> str | None:
+            """The test that a process died in, if it died. This one has failed and is not run
+            again, or it would end one process after the other; what waited for the process is."""
+            work = self.assigned_work.pop(node)
+            left: list[str] = [test for test, unit in work.items() if not all(unit.values())]
+            if not left:
+                return None
+            self.workqueue.update((test, {test: False}) for test in left[1:])
+            self.share = None
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return left[0]
 
     return Spread(config, log)

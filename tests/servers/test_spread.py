@@ -94,13 +94,8 @@ def test_processes_follow_it(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     for name in ("redis", "etcd"):
         (tmp_path / f"test_{name}.py").write_text(BODY)
-    plugins = ("-p", "xdist.plugin", "-p", "servers.spread")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=200)
+    done = _run_two(tmp_path)
+    assert done.returncode == 0, done.stdout
 
     def process(test: str) -> str:
         return (tmp_path / test).read_text()
@@ -108,3 +103,36 @@ def test_processes_follow_it(tmp_path: Path) -> None:
     assert process("test_redis-0") == process("test_redis-1")
     assert process("test_etcd-0") == process("test_etcd-1")
     assert process("test_redis-0") != process("test_etcd-0")
+
+
+DYING = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(number):
+    with pathlib.Path("began").open("a") as file:
+        file.write(f"{number}\\n")
+    if number == 1:
+        os._exit(1)
+"""
+
+
+def test_a_test_that_ends_its_process_is_told_once_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_dying.py").write_text(DYING)
+    done = _run_two(tmp_path)
+    assert "1 failed, 3 passed" in done.stdout, done.stdout
+    assert sorted((tmp_path / "began").read_text().split()) == ["0", "1", "2", "3"]
+
+
+def _run_two(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the tests of a folder in two processes, spread as ours are."""
+    plugins = ("-p", "xdist.plugin", "-p", "servers.spread")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins]
+    return subprocess.run(
+        command, cwd=folder, env=environment, timeout=200, stdout=subprocess.PIPE, text=True
+    )
