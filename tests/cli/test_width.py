@@ -99,6 +99,12 @@ def test_help_fits_the_terminal(cli: Cli, verb: str, width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_help_in_a_pipe_fits_a_usual_terminal(cli: Cli) -> None:
+    """Such as `holdfast run --help | less`."""
+    shown = cli("run", "--help", env={"COLUMNS": ""}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [

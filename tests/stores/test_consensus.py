@@ -18,6 +18,7 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores._consensus.strict import DamagedAnswer, JsonReader
 from holdfast.testing import Flavour
 from holdfast.testing.stalls import Stalls
 from holdfast.url import open_store
@@ -215,3 +216,9 @@ def test_client_certificates(
         pytest.raises(BackendUnavailable),
     ):
         locks.lock("name").acquire(blocking=False)
+
+
+def test_an_answer_of_another_type_is_named_as_json_does() -> None:
+    for body, name in ((b"{}", "an object"), (b"null", "null"), (b"1", "a number")):
+        with pytest.raises(DamagedAnswer, match=f"it is {name}, not a list"):
+            JsonReader("consul://a", {}).read_as(list, body)

@@ -240,7 +240,7 @@ def test_a_majority_reports_reason_and_time(
                 async with opened.lock("name", timeout=1):
                     pass
         reason = (
-            r"\d of 3 nodes of redlock://\S+ grant nothing before \d\d:\d\d:\d\d UTC: they were"
+            r"\d of 3 nodes of redlock://\S+ grant nothing before \d\d:\d\d:\d\d UTC: they are new"
         )
         assert re.search(reason, str(caught.value))
         assert re.search(f"^waiting for 'name': {reason}", caplog.messages[0])

@@ -55,7 +55,7 @@ def _paragraphs(declared: Parser) -> Iterator[str]:
 
 
 def _width() -> int:
-    return min(WIDEST, terminal_columns(WIDEST))
+    return min(WIDEST, terminal_columns())
 
 
 def _filled(text: str) -> str:

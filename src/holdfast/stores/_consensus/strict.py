@@ -41,6 +41,9 @@ MOST_DIGITS = 20
 RECORD_VERSION = 1
 _BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
 
+_JSON_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "a flag"}
+_JSON_NAMES |= {int: "a number", float: "a number"}
+
 T = TypeVar("T")
 
 
@@ -68,7 +71,7 @@ class JsonReader:
         """The same, for a value that must have this type."""
         value = self.read(body)
         if not isinstance(value, kind):
-            raise self.damaged(f"it is {type(value).__name__}, not {kind.__name__}")
+            raise self.damaged(f"it is {_json_name(type(value))}, not {_json_name(kind)}")
         return value
 
     def damaged(self, why: str) -> DamagedAnswer:
@@ -78,10 +81,15 @@ class JsonReader:
         for name, value in fields.items():
             fits = self._kinds.get(name)
             if fits is not None and not fits(value):
-                raise self.damaged(f"the field {name!r} is {type(value).__name__}")
+                raise self.damaged(f"the field {name!r} is {_json_name(type(value))}")
             if type(value) is list:
                 fields[name] = Items(self, name, value)
         return Fields(self, fields)
+
+
+def _json_name(kind: type) -> str:
+    """What JSON calls a value of this type."""
+    return next((name for base, name in _JSON_NAMES.items() if issubclass(kind, base)), "null")
 
 
 class Fields(dict[str, Any]):

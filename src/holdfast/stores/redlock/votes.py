@@ -276,9 +276,9 @@ def _quarantine(ballot: Ballot, store: str) -> str:
         return ""
     until = clock_time(max(vote[3] for vote in barred))
     return (
-        f"{len(barred)} of {ballot.total} nodes of {store} grant nothing before {until}: they were "
-        "restarted, emptied, demoted or replaced and may have lost holds (loss_protection; "
-        "`holdfast init` marks new ones as new)"
+        f"{len(barred)} of {ballot.total} nodes of {store} grant nothing before {until}: they are "
+        "new, or were restarted, emptied, demoted or replaced and may have lost holds "
+        "(loss_protection; run `holdfast init` once if they are new)"
     )
 
 

@@ -253,7 +253,10 @@ class ZooKeeperSession:
         text = f"ZooKeeper's longest session here is {granted:g} s: {enough} raise the servers' "
         text += "maxSessionTimeout"
         if self.options.tick is None and (self.floor or 0.0) < 2 * USUAL_TICK_SECONDS:
-            text += f" with a tick of {USUAL_TICK_SECONDS:g} s; if it is shorter, add ?tick=SECONDS"
+            text += (
+                f". A tick of {USUAL_TICK_SECONDS:g} s is assumed: if the servers' is shorter, add "
+            )
+            text += "?tick=SECONDS to the URL"
         return text
 
     def disconnected(self, *, ended: bool) -> None:
