@@ -97,6 +97,28 @@ def test_an_outage_that_is_over_takes_no_patience_from_waiters(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("timeout", [3.0, None])
+def test_attempts_go_on_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    """Also if the next pause would end after it: the server may come back in that pause."""
+    sent: list[float] = []
+
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        sent.append(time.monotonic())
+        raise BackendUnavailable("connection refused")
+
+    with holdfast.connect(_new(), timeout=timeout, patience=3.0) as locks:
+        monkeypatch.setattr(locks._engine.backend, "attempt", refuse)
+        # Every pause is the longest one that the jitter allows.
+        monkeypatch.setattr(locks._engine.runtime, "between", lambda _low, high: high)
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable, match="connection refused"):
+            locks.lock("name").acquire()
+    assert sent[-1] - began >= 2.5
+    assert len(sent) < 20
+
+
 def test_the_error_has_the_true_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(*_: object, **__: object) -> NoReturn:
         time.sleep(1.2)

@@ -9,6 +9,7 @@ from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo
 from holdfast.core import log
 from holdfast.core.backoff import (
     FIRST_WAITER_SECONDS,
+    LAST_ATTEMPT_SECONDS,
     LATER_WAITER_SECONDS,
     LOCAL_RECHECK_SECONDS,
     OUTAGE_BACKOFF,
@@ -328,17 +329,28 @@ class _Outage:
         """As ``failed``; returns when it is time to attempt again."""
         self.failed(error, sent)
         runtime = self._engine.runtime
-        delay = OUTAGE_BACKOFF.delay(self._tries, runtime.between)
+        delay = self._pause()
         self._check_time(delay, error)
         if trace := log.tracer("store"):
             text = "unreachable: attempt %d for %r; the next one in %.3g s: %s"
             trace(text, self._tries, self._claim.name, delay, error)
         await runtime.sleep(delay)
 
+    def _pause(self) -> float:
+        """Seconds until the next attempt. The last pause is cut, so that there is an attempt
+        shortly before the time is over."""
+        runtime = self._engine.runtime
+        delay = OUTAGE_BACKOFF.delay(self._tries, runtime.between)
+        left = self._limit() - runtime.now()
+        last = left - runtime.between(*LAST_ATTEMPT_SECONDS)
+        return last if 0.0 < last < delay else delay
+
+    def _limit(self) -> float:
+        since = self._since or 0.0
+        return since + self._engine.patience if self.until is None else self.until
+
     def _check_time(self, delay: float, error: BackendUnavailable) -> None:
-        now, since = self._engine.runtime.now(), self._since or 0.0
-        limit = since + self._engine.patience if self.until is None else self.until
-        if now + delay >= limit:
+        if self._engine.runtime.now() + delay >= self._limit():
             raise self._gave_up(error) from error
 
     def _gave_up(self, error: BackendUnavailable) -> BackendUnavailable:

@@ -51,6 +51,9 @@ def pause_within(left: float, seconds: Range, between: Between) -> float:
 # Acquiring.
 OUTAGE_BACKOFF = Backoff(0.05, 2.0)
 """Between two attempts while the store can't be reached."""
+LAST_ATTEMPT_SECONDS = (0.1, 0.3)
+"""So long before the time of an acquire is over it attempts once more: a server that came back
+during a long pause is not missed."""
 RECHECK_SECONDS = (5.0, 8.0)
 """A waiter attempts again without a wake-up: a lost wake-up costs at most this."""
 LOCAL_RECHECK_SECONDS = (20.0, 40.0)
