@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.backoff import NO_QUERY_POLL_SECONDS, QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
@@ -148,13 +148,14 @@ def _rows(body: bytes) -> dict[str, object]:
     """The keys of a listing, with their sessions if it has values. None for a body that is no
     listing: the wait then ends, and the attempt after it reports the error."""
     try:
-        rows = json.loads(body)
+        rows: Any = json.loads(body)
     except (ValueError, RecursionError):
-        rows = []
+        return {}
     if is_list_of(str)(rows):
         return dict.fromkeys(rows)
     if is_list_of(dict)(rows):
-        return {str(row.get("Key")): row.get("Session") for row in rows}
+        found: list[dict[str, object]] = rows
+        return {str(row.get("Key")): row.get("Session") for row in found}
     return {}
 
 
