@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from servers.process import wait_until
 
 
 def _count(backend: Any, calls: Counter[str]) -> None:
@@ -81,7 +82,9 @@ def test_a_thousand_holds_are_kept_by_one_thread(tmp_path: Path, store: str) -> 
             hold.renew_at = 0.0  # as if a third of the ttl had passed
         renewer.plan(0.0)
         assert renewed.wait(10)
-        assert sizes == [1000]
+        wait_until("all are renewed", lambda: sum(sizes) >= 1000)
+        assert sum(sizes) == 1000
+        assert len(sizes) <= 2  # two if the renewer began while the loop above was under way
         for lease in leases:
             assert lease is not None
             assert lease.release()

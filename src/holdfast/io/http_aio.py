@@ -46,6 +46,12 @@ class ConnectionBase(asyncio.Protocol):
         # Not checked by ``isinstance``: the transports of uvloop are not of asyncio's classes.
         self.transport = cast("asyncio.Transport", transport)
 
+    def write(self, data: bytes) -> None:
+        """Sends data, unless the connection is closed: ``connection_lost`` follows then, and uvloop
+        would raise ``RuntimeError``."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def usable(self) -> bool:
         return not self.transport.is_closing() and not self.loop.is_closed()
 

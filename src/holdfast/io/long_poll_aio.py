@@ -73,7 +73,7 @@ class AsyncLongPolls:
         poll = LongPoll(owner, connection.host, stream)
         connection.poll, connection.hub = poll, self._hub
         self._polls[poll] = connection
-        connection.transport.write(self._servers.request(connection.host, line, body))
+        connection.write(self._servers.request(connection.host, line, body))
         return poll
 
     async def _take(self, until: float) -> LongPollConnection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from pathlib import Path
@@ -196,7 +197,10 @@ def test_a_clock_that_went_astray_is_reported(
         locks.check()
         monkeypatch.setattr(BlockingRuntime, "wall", lambda _: time.time() - 4.0)
         (clock,) = [finding for finding in locks.check() if finding.subject == "clock"]
-    assert (clock.level, "4.0" in clock.detail) == ("warning", True)
+    assert clock.level == "warning"
+    difference = re.search(r"[0-9.]+ s", clock.detail)
+    assert difference is not None
+    assert abs(float(difference[0].removesuffix(" s")) - 4.0) < 2.0  # a check takes its time
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])

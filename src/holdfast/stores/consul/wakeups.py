@@ -152,10 +152,12 @@ def _rows(body: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     if is_list_of(str)(rows):
-        return dict.fromkeys(rows)
+        return {str(key): None for key in rows}
     if is_list_of(dict)(rows):
-        found: list[dict[str, object]] = rows
-        return {str(row.get("Key")): row.get("Session") for row in found}
+        found: dict[str, object] = {}
+        for row in rows:
+            found[str(row.get("Key"))] = row.get("Session")
+        return found
     return {}
 
 

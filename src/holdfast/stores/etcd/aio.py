@@ -133,7 +133,7 @@ class AsyncWebSocket(ConnectionBase):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.transport.write(self._frames.hello)
+        self.write(self._frames.hello)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -146,7 +146,7 @@ class AsyncWebSocket(ConnectionBase):
         messages = self._frames.feed(data)
         if self._frames.replies:
             replies, self._frames.replies = self._frames.replies, b""
-            self.transport.write(replies)
+            self.write(replies)
             if self.transport.get_write_buffer_size() > MOST_MESSAGE_BYTES:
                 raise ConnectionResetError(
                     0, "the server sends pings and does not read the replies"
@@ -169,7 +169,7 @@ class AsyncWebSocket(ConnectionBase):
 
     def send(self, message: str) -> None:
         if not self.over:
-            self.transport.write(self._frames.text(message))
+            self.write(self._frames.text(message))
 
     def close(self) -> None:
         self.over = True

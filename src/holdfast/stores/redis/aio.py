@@ -98,6 +98,12 @@ class RedisProtocol(asyncio.Protocol):
         with contextlib.suppress(StopIteration):  # it runs to its `yield`, without waiting
             self._loop_end.__anext__().__await__().send(None)
 
+    def write(self, packed: bytes) -> None:
+        """Sends a command, unless the connection is closed: ``connection_lost`` follows then, and
+        uvloop would raise ``RuntimeError``."""
+        if not self._transport.is_closing():
+            self._transport.write(packed)
+
     async def _until_loop_ends(self) -> AsyncGenerator[None, None]:
         """Closes the connection when its event loop ends. ``asyncio.run`` closes the asynchronous
         generators that its loop has started, but leaves sockets open, which later loops can't
@@ -172,7 +178,13 @@ class AsyncRedisConnection(RedisProtocol):
             raise RedisConnectionBroken(str(self.broken), closed=self.broken.closed)
         future = self._future()
         self._waiting.append(future)
-        self._write(packed)
+        try:
+            self._write(packed)
+        except RuntimeError:  # uvloop: it is closed, and `connection_lost` follows
+            self._waiting.pop()
+            error = unreachable(self.address, EOFError("closed by the server"), self._seconds)
+            self._break(error)
+            raise RedisConnectionBroken(str(error), closed=error.closed) from None
         if not self._watching:
             self._watching = True
             self._loop.call_later(self._seconds / TICKS, self._watch)

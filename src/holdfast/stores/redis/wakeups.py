@@ -188,7 +188,7 @@ class AsyncSubscription(RedisProtocol):
         await subscription.connect(access, address, until)
         seconds = access.seconds_until(until)
         try:
-            subscription._transport.write(pack("SUBSCRIBE", channel))
+            subscription.write(pack("SUBSCRIBE", channel))
             async with asyncio.timeout(seconds):
                 reply = await subscription._subscribed
         except OSError as error:

