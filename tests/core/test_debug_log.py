@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +136,28 @@ def test_logging_is_not_imported_for_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "False"]
+
+
+def test_a_tracer_waits_while_another_thread_imports_logging(tmp_path: Path) -> None:
+    """A module that is being imported is in ``sys.modules`` already, without its functions."""
+    slow = """
+import threading, time
+importing.set()
+time.sleep(1)
+class Quiet:
+    def isEnabledFor(self, level): return False
+def getLogger(name): return Quiet()
+"""
+    (tmp_path / "logging.py").write_text(slow)
+    program = """
+import builtins, sys, threading
+builtins.importing = threading.Event()
+from holdfast.core import log
+assert "logging" not in sys.modules
+threading.Thread(target=lambda: __import__("logging")).start()
+importing.wait()
+assert log.tracer("lock") is None
+"""
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)

@@ -22,7 +22,7 @@ SMALL_MODULE = 80
 MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 """Names that say what a module has: they stay apart also where they are short."""
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
-CODE_LINES = {"core": 1740, "io": 1644, "stores": 20687}
+CODE_LINES = {"core": 1740, "io": 1665, "stores": 20687}
 """Lines of code, without blanks, comments and docstrings, as they were when the stores became
 folders."""
 CODE_GROWTH = 1.05

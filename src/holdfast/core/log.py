@@ -30,9 +30,10 @@ def tracer(part: str) -> Callable[..., None] | None:
     """
     logger = _traced.get(part)
     if logger is None:
-        logging = sys.modules.get("logging")
-        if logging is None:
+        if "logging" not in sys.modules:
             return None
+        import logging  # waits if another thread is importing it at this moment
+
         logger = _traced[part] = logging.getLogger(f"holdfast.{part}")
     return logger.debug if logger.isEnabledFor(DEBUG) else None
 

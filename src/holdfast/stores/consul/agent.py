@@ -21,7 +21,6 @@ TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
 KEYS = b"GET /v1/kv/"
 """Consul's answers to these have an index, also if there are no keys."""
-SESSION = b"PUT /v1/session/"
 T = TypeVar("T")
 
 
@@ -120,9 +119,7 @@ class Agent:
             raise self._refusal(line, reply)
         if line.startswith(KEYS) and not reply.seen:
             raise self.not_consul(_path(line))
-        answer = self._reader.read_as(kind, reply.body)
-        self.http.servers.known = self.http.servers.known or line.startswith(SESSION)
-        return answer
+        return self._reader.read_as(kind, reply.body)
 
     async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
         """The items of a list, which must be of this type; an empty list if the object does not
