@@ -228,10 +228,19 @@ def test_a_check_names_the_nodes_that_grant_nothing(
             findings = await client.check()
             return [each.detail for each in findings if each.detail.startswith("it grants nothing")]
 
-        assert ["for 300 s from the next" in detail for detail in await paused()] == [True] * 3
+        async def all_paused() -> list[str]:
+            """What is said of all three: on a busy machine a node may not answer in time."""
+            found = await paused()
+            for _ in range(20):
+                if len(found) == 3:
+                    break
+                found = await paused()
+            return found
+
+        assert ["for 300 s from the next" in detail for detail in await all_paused()] == [True] * 3
         assert await client.lock("name").acquire(timeout=0) is None
         await until(lambda: all(node.ask("EXISTS", RUN_KEY) for node in nodes.nodes))
-        assert ["grants nothing before" in detail for detail in await paused()] == [True] * 3
+        assert ["grants nothing before" in detail for detail in await all_paused()] == [True] * 3
         assert all("holdfast init" in detail for detail in await paused())
         mark_as_new(url)
         assert await paused() == []

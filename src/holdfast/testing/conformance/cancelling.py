@@ -141,11 +141,11 @@ async def a_grant_that_comes_too_late_is_none(bench: Bench) -> None:
     ours, theirs = bench.client(proxied=True), bench.client()
     async with ours.lock("warm"):
         pass
-    await once_in_time(lambda: _is_granted_anew(bench, ours))
+    await once_in_time(lambda: _is_granted_again(bench, ours))
     await bench.freed(theirs, "name", 2 * SOON)
 
 
-async def _is_granted_anew(bench: Bench, ours: AsyncLocks) -> bool:
+async def _is_granted_again(bench: Bench, ours: AsyncLocks) -> bool:
     """Acquires while the first reply comes too late; false if the lease that was given then has
     ended before it could be released."""
     bench.harness.hold_replies()
