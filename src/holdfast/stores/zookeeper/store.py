@@ -159,11 +159,11 @@ class ZooKeeperStore:
             self._close_if_idle(key, session)
 
     def _close_if_idle(self, key: int, session: ZooKeeperSession) -> None:
-        """Closes a session on which nothing depends. Another thread may look it up for a new claim
-        meanwhile, and a closed session would end that claim's hold. So it is taken out of the table
-        first. A claim has its entry before its session is looked up: whoever has found the session
-        before that is seen here; whoever comes later takes it back from ``_closing``, or finds no
-        session and opens another one."""
+        """Closes a session on which nothing depends. At the same time another thread may look up
+        the session for a new claim, and a closed session would end that claim's hold. So the
+        session is removed from the table first. A claim has its entry before its session is looked
+        up: a claim that found the session before the removal is seen here; a later claim takes the
+        session back from ``_closing``, or finds none and opens another one."""
         self._closing[key] = session
         taken = self.sessions.pop(key, None)
         if taken is None:  # another thread closes it
