@@ -28,8 +28,9 @@ check: venv ## format, lint, types, shape
 	$(bin)/pyright
 	@if [ -d tests/shape ]; then $(PYTEST) -q tests/shape; fi
 
-test: venv servers ## every test but the fault matrix and the worlds
-	$(PYTEST) -m "not faults and not worlds" --durations=10 --durations-min=1 $(TESTS)
+test: venv servers ## every test but the shape (see check), the fault matrix and the worlds
+	$(PYTEST) -m "not faults and not worlds" $(if $(filter tests,$(TESTS)),--ignore=tests/shape) \
+		--durations=10 --durations-min=1 $(TESTS)
 
 # pytest's exit code 5 is "no such test": a matrix without rows is not a failure.
 faults: venv servers ## the slow fault matrix

@@ -1,4 +1,4 @@
-"""A thousand seeded schedules of the real core; the same oracle must catch broken cores."""
+"""Hundreds of seeded schedules of the real core; the same oracle must catch broken cores."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from simulation.schedule import Client, Report, run_schedule
 
 SCHEDULES = 1000
 SHARDS = 10
+PER_SHARD = 50
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_schedule_breaks_a_rule(shard: int) -> None:
     """Exclusion of certain time, growing tokens, progress, and nothing left behind."""
     holds = cancelled = lost = given = extended = unanswered = 0
-    for seed in range(shard, SCHEDULES, SHARDS):
+    for seed in range(shard, SHARDS * PER_SHARD, SHARDS):
         report = run_schedule(seed)
         assert not report.problems, f"seed {seed}: {report.problems[:5]}"
         holds += len(report.holds)
@@ -36,12 +37,12 @@ def test_no_schedule_breaks_a_rule(shard: int) -> None:
         extended += report.extended
         unanswered += report.unanswered
     # The schedules are worth something only if all of this did happen in them.
-    assert holds > 1000
-    assert cancelled > 10
-    assert lost > 10
-    assert given > 100
-    assert extended > 100
-    assert unanswered > 10
+    assert holds > 500
+    assert cancelled > 5
+    assert lost > 5
+    assert given > 50
+    assert extended > 50
+    assert unanswered > 5
 
 
 Prepare = Callable[[SimStore, list[Client]], None]

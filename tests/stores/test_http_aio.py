@@ -24,7 +24,7 @@ from servers.etcd import EtcdServer
 from servers.process import Server
 from servers.registry import Servers as Registry
 
-LOOPS = 12
+LOOPS = 6
 
 KINDS = [pytest.param(EtcdServer, id="etcd"), pytest.param(ConsulServer, id="consul")]
 

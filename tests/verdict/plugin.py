@@ -5,6 +5,10 @@ statement that speaks of exclusion, tokens, fences or traces left behind, or in 
 one of these. The words below are chosen wide: a failure that is taken for a broken promise by
 mistake only means that it is not run again.
 
+A machine may be suspended during a test, as virtual machines are for a snapshot. Its wall clock
+then jumps, and servers end what clients still count as held: such a run of a test shows nothing. It
+is seen by the wall clock and the monotonic clock, which no longer agree.
+
 With ``HOLDFAST_FAILURES=path`` all failures of a run are written there, for ``scripts/run-stages``.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +27,10 @@ import pytest
 from _pytest._code import Traceback
 
 __all__ = ["BrokenPromise", "is_broken_promise"]
+
+JUMP_SECONDS = 0.3
+"""The clocks of a machine that was not suspended agree better than this over one test."""
+_STARTED = pytest.StashKey[float]()
 
 IN_STATEMENT = re.compile(
     r"faults\(|overlap|exclu|both|token|[Ff]ence|[Ss]tale|trace|left|leak|remain(?!ing)|orphan"
@@ -75,6 +84,17 @@ def _statements(trace: TracebackType | None) -> Iterator[str]:
             yield str(entry.statement)
 
 
+def wall_clock_lead() -> float:
+    """How far the wall clock is ahead of the monotonic clock."""
+    return time.time() - time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture of the test."""
+    item.stash[_STARTED] = wall_clock_lead()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -85,6 +105,8 @@ def pytest_runtest_makereport(
         marks: Any = report
         marks.broken_promise = is_broken_promise(item.nodeid, call.excinfo.value)
         marks.load = os.getloadavg()[0]
+        jump = wall_clock_lead() - item.stash[_STARTED]
+        marks.clock_jump = jump if abs(jump) > JUMP_SECONDS else 0.0
     return report
 
 
@@ -103,6 +125,7 @@ class Failures:
                     "test": report.nodeid,
                     "when": report.when,
                     "broken_promise": getattr(report, "broken_promise", False),
+                    "clock_jump": getattr(report, "clock_jump", 0.0),
                     "load": getattr(report, "load", os.getloadavg()[0]),
                     "output": "\n".join(
                         [report.longreprtext, *(f"-- {t}\n{s}" for t, s in report.sections)]

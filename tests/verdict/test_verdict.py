@@ -45,7 +45,11 @@ def run_stages(
     (folder / "Makefile").write_text(f"test:\n\t{recipe or f'{command} {options}'}\n")
     environment = {key: text for key, text in os.environ.items() if "PYTEST" not in key}
     environment.pop("HOLDFAST_FAILURES", None)
-    environment |= {"PYTHONPATH": str(ROOT / "tests"), "HOLDFAST_RUN_ALONE": command}
+    environment |= {
+        "PYTHONPATH": str(ROOT / "tests"),
+        "HOLDFAST_RUN_ALONE": command,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # most of the time would go into loading them
+    }
     script = [sys.executable, str(ROOT / "scripts/run-stages")]
     return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -184,11 +188,37 @@ def test_slow(number):
     assert "more than 3 tests failed" in done.stdout
 
 
+CLOCK_JUMPS = """
+import verdict.plugin
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_overlap(number):
+    if fails_once(str(number)){condition}:
+        verdict.plugin.wall_clock_lead = lambda: 57.0 * (number + 1)
+        assert not "two held", "overlap"
+"""
+
+
+def test_a_test_during_a_jump_of_the_clock_is_run_again(tmp_path: Path) -> None:
+    """However many, whatever they found, and none of them counts as flaky."""
+    done = run_stages(tmp_path, CLOCK_JUMPS.format(condition=""))
+    assert done.returncode == 0, done.stdout
+    assert "THE CLOCK JUMPED by" in done.stdout
+    assert "flaky: none" in done.stdout
+    assert "the clock of the machine jumped: test_sample.py::test_no_overlap[0]" in done.stdout
+
+
+def test_a_test_that_fails_also_without_a_jump_of_the_clock_fails_the_run(tmp_path: Path) -> None:
+    done = run_stages(tmp_path, CLOCK_JUMPS.format(condition=" or True"))
+    assert done.returncode == 1, done.stdout
+    assert "FAILED TWICE" in done.stdout
+
+
 def test_tests_that_can_not_be_collected_fail_the_run(tmp_path: Path) -> None:
     """Also beside a flaky one, by several test processes, which go on without them."""
     (tmp_path / "test_other.py").write_text("import no_such_module\n")
     body = "\ndef test_slow():\n    if fails_once('x'): raise TimeoutError('late')\n"
-    done = run_stages(tmp_path, body, options="-n 2")
+    done = run_stages(tmp_path, body, options="-p xdist.plugin -n 2")
     assert done.returncode == 1, done.stdout
     assert "not by a failed test" in done.stdout
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import AsyncLocks, Incompatible
+from holdfast.core import acquire
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
@@ -64,9 +65,16 @@ def damage(admin: Admin, namespace: str, change: str, table: str = "lock") -> No
 
 @pytest.mark.parametrize("what", [*HOLDERS, *SHOWN])
 def test_damaged_holders(
-    server: PostgresServer, admin: Admin, clients: Clients, namespace: str, what: str
+    server: PostgresServer,
+    admin: Admin,
+    clients: Clients,
+    namespace: str,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The holders are unknown: no claim is admitted, and every client gets an error."""
+    """The holders are unknown: no claim is admitted, and every client gets an error, at the latest
+    when a waiter attempts again."""
+    monkeypatch.setattr(acquire, "RECHECK_SECONDS", (0.1, 0.2))
 
     async def body() -> None:
         ours, theirs = clients.open(server.url), clients.open(server.url)
