@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from servers.process import wait_until
+from servers.redis import RedisServer
 from stores.client_runner import run_with_clients
 from stores.redis.helpers import blocking_and_asyncio, scripts_run, until, waiter_sleeps
 from stores.redlock import helpers
@@ -33,6 +35,53 @@ def test_a_late_node_votes_although_the_round_does_not_wait(three: Nodes, flavou
         three.proxies[2].let_replies()
 
     run_with_clients(flavour, body, three.proxied_url, ttl=10)
+
+
+@blocking_and_asyncio
+def test_a_node_that_was_left_out_gets_the_release_later(three: Nodes, flavour: Flavour) -> None:
+    """It reads the grant from a connection that was given up, and must not keep its vote."""
+    late = three.nodes[2]
+
+    async def body(client: Any) -> None:
+        await client.inspect("other")  # opens the connections
+        late.pause()
+        lease = await client.lock("name").acquire()
+        await asyncio.sleep(1.2)
+        await client.inspect("other")  # leaves the node out
+        assert await lease.release() is True
+        late.resume()
+        await until(lambda: late.ask("EXISTS", KEY) == 1)  # it has read the grant
+        await _no_vote_is_left(client, late)
+
+    run_with_clients(flavour, body, three.url, ttl=60)
+
+
+async def _no_vote_is_left(client: Any, late: RedisServer) -> None:
+    deadline = now() + 20.0
+    await client.inspect("other")
+    while votes := [key for key in late.ask("KEYS", "*{*}") if late.ask("HEXISTS", key, "x")]:
+        assert now() < deadline, f"votes that nobody holds are left behind: {votes}"
+        await asyncio.sleep(0.1)
+        await client.inspect("other")
+
+
+@blocking_and_asyncio
+def test_a_release_that_a_broken_connection_lost_is_sent_again(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """Its round had ended without the reply of this node."""
+    late, proxy = three.nodes[2], three.proxies[2]
+
+    async def body(client: Any) -> None:
+        lease = await client.lock("name").acquire()
+        await until(lambda: held_by(late))
+        proxy.stall()
+        assert await lease.release() is True
+        proxy.cut()
+        proxy.resume()
+        await _no_vote_is_left(client, late)
+
+    run_with_clients(flavour, body, three.proxied_url, ttl=60)
 
 
 LOCKS: dict[str, Callable[[Any], Any]] = {

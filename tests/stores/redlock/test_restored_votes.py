@@ -128,7 +128,7 @@ def test_a_restored_vote_outlasts_the_undo_of_an_earlier_attempt(
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         backend: Any = peer.backend
-        earlier = backend._next_stamp()
+        earlier = backend.store.next_stamp()
         grant = await peer.take(KINDS[kind](bench))
         for node in three.nodes[1:]:
             await _all_hold(three, bench, grant.claim)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from holdfast.core.backoff import (
 )
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
+from holdfast.io.clock import wall
 from holdfast.io.resp import RedisRefused, bulk, pack
 from holdfast.stores.redis.inspect import read_scan
 from holdfast.stores.redis.replies import ReasonLog, milliseconds, refusal
@@ -140,13 +141,14 @@ class RedlockBackend:
         self._enough = enough_grants(self._quorum, slots=False)
         self._enough_slots = enough_grants(self._quorum, slots=True)
         self._ended = enough_ends(self._quorum)
-        self._sent = 0
         self._in_flight: dict[str, object] = {}
         """Owners with an attempt in progress."""
         self._won: dict[str, None] = {}
         """Owners that hold: if another attempt of theirs fails, nothing is undone."""
         self._unanswered: dict[str, None] = {}
         """Owners with an attempt whose copy may still arrive at some node."""
+        self._reached: dict[str, set[int]] = {}
+        """The nodes that got an attempt or a renewal of an owner, and so may have its hold."""
         self._seen: dict[str, int] = {}
         """Counters of names that are ahead of our clock."""
         self._yield_until: dict[str, float] = {}
@@ -168,10 +170,11 @@ class RedlockBackend:
         script: Script,
         packed: bytes,
         enough: Any,
-        only: Sequence[int] | None = None,
         until: float | None = None,
+        keep_for: Collection[int] = (),
     ) -> Round:
-        request = RoundRequest([packed], lambda at: script.in_full(packed), enough, only)
+        in_full = script.in_full
+        request = RoundRequest([packed], lambda at: in_full(packed), enough, keep_for=keep_for)
         round_: Round = await self._broadcast.call(request, until)
         return round_
 
@@ -237,7 +240,7 @@ class RedlockBackend:
 
     async def _vote(self, claim: Claim, join: bool, choice: str, until: float | None) -> Ballot:
         script = self._scripts.grant
-        sent = self._next_stamp()
+        sent = self.store.next_stamp()
         proposal = max(sent, self._seen.get(claim.name, 0) + 1) if self._seen else sent
         max_ttl = milliseconds(self.store.options.max_ttl)
         _, mode, weight, limit, ttl, owner, label = claim
@@ -258,6 +261,7 @@ class RedlockBackend:
         enough = self._enough if choice == "-" else self._enough_slots
         request = RoundRequest([packed], lambda at: script.in_full(packed), enough, None, undo)
         round_: Round = await self._broadcast.call(request, until)
+        self._note_reached(owner, round_)
         self._remember(claim.name, ballot, sent)
         if may_arrive_late(round_, ballot):
             self._unanswered[owner] = None
@@ -267,12 +271,6 @@ class RedlockBackend:
             check_round(round_.answers, self._quorum, self.display, claim.name)
             raise self._nodes.unavailable(round_.answers)
         return ballot
-
-    def _next_stamp(self) -> int:
-        """Return the send time of an attempt in µs, higher than any before in this backend."""
-        sent = int(self.runtime.wall() * 1_000_000)
-        self._sent = sent = max(sent, self._sent + 1)
-        return sent
 
     def _undo_command(self, claim: Claim, sent: int, channel: str) -> bytes:
         return self._packed(self._scripts.undo, claim.name, claim.owner, str(sent), channel)
@@ -353,7 +351,7 @@ class RedlockBackend:
         late = int(self._unanswered.pop(claim.owner, 0) is None)
         shape = f"{_MODES[claim.mode]} {','.join(map(str, grant.slots)) or '-'} {late}"
         packed = self._packed(script, claim.name, claim.owner, str(grant.token), channel, shape)
-        round_ = await self._call(script, packed, enough)
+        round_ = await self._call(script, packed, enough, keep_for=self._nodes_with(claim.owner))
         ones = zeros = others = 0
         for index, answer in enumerate(round_.answers):
             if type(answer) is list and type(answer[0]) is int:
@@ -368,6 +366,16 @@ class RedlockBackend:
         # A node that does not know the hold has granted no other: it is no sign of a loss.
         lost = zeros > len(self._nodes.members) - self._quorum
         return ones >= self._quorum or not lost, others > 0
+
+    def _note_reached(self, owner: str, round_: Round) -> None:
+        reached = self._reached.setdefault(owner, set())
+        reached.update(round_.reached())
+        if len(self._reached) > KEPT_NAMES:
+            self._reached.pop(next(iter(self._reached)), None)
+
+    def _nodes_with(self, owner: str) -> Collection[int]:
+        """Return the nodes that may have a hold of this owner, which is about to be ended."""
+        return self._reached.pop(owner, None) or range(len(self._nodes.members))
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         """Release, then attempt: two round trips. If other clients wait, the attempt is left out:
@@ -390,9 +398,13 @@ class RedlockBackend:
         self._unanswered.pop(claim.owner, None)
         self._retries.forget(claim.owner)
         self.store.leave(channel, _subscription_key(claim.owner), self)
-        sent = str(int(self.runtime.wall() * 1_000_000))
+        # After every attempt of the claim, and above any token that it may have.
+        sent = str(max(self.store.next_stamp(), self._seen.get(claim.name, 0) + 1))
         packed = self._packed(script, claim.name, claim.owner, sent, channel)
-        round_ = await self._call(script, packed, self._quorum_answered, until=until)
+        keep_for = self._nodes_with(claim.owner)
+        round_ = await self._call(
+            script, packed, self._quorum_answered, until=until, keep_for=keep_for
+        )
         check_round(round_.answers, self._quorum, self.display, claim.name)
         if answered_count(round_.answers) < self._quorum:
             raise self._nodes.unavailable(round_.answers)
@@ -444,6 +456,9 @@ class RedlockBackend:
         commands = [self._renew_command(grant) for grant in grants]
         request = RoundRequest(commands, lambda at: script.in_full(commands[at]), self._all_renewed)
         round_: Round = await self._broadcast.call(request, until)
+        for grant in grants:
+            if grant.claim.owner in self._reached:
+                self._note_reached(grant.claim.owner, round_)
         answers = [answer for answer in round_.answers if type(answer) is list]
         most_lost = len(self._nodes.members) - self._quorum
         for at, grant in enumerate(grants):
@@ -664,11 +679,17 @@ class RedlockStore:
             prepare=self.scripts.prepare,
         )
         self._backends: weakref.WeakSet[RedlockBackend] = weakref.WeakSet()
+        self._stamp = 0
 
     def backend(self, runtime: Runtime) -> RedlockBackend:
         backend = RedlockBackend(self, runtime)
         self._backends.add(backend)
         return backend
+
+    def next_stamp(self) -> int:
+        """Return the send time of a request in µs, higher than any before in this client."""
+        self._stamp = stamp = max(int(wall() * 1_000_000), self._stamp + 1)
+        return stamp
 
     def leave(self, channel: str, key: str, caller: RedlockBackend) -> None:
         """End the wait of a claim in every backend of the client that may know it. An asyncio

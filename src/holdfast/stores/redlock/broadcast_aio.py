@@ -84,6 +84,7 @@ class AsyncBroadcast:
                 break
             await self._step(pending, ends)
         self._leave_unread(round_, timed_out=now() >= deadline)
+        self.nodes.missed_by(round_)
         follow = request.follow and request.follow(round_.answers)
         if follow:
             self._follow(*follow)
@@ -127,6 +128,7 @@ class AsyncBroadcast:
         def arrived(future: asyncio.Future[Any]) -> None:
             error = None if future.cancelled() else future.exception()
             if error is not None:
+                self.nodes.missed(pending.round.request, index)
                 self._link_broke(index, pending, link, error)
             elif not future.cancelled() and index in pending.round.waiting:
                 more = pending.round.take(index, future.result())
@@ -282,8 +284,11 @@ class AsyncBroadcast:
         try:
             async with asyncio.timeout(self.access.request_seconds):
                 link = await AsyncRedisConnection.open(self.access, node.address)
-                replies = [link.request(command) for command in self.nodes.greeting]
+                missed = list(node.missed)
+                commands = (*self.nodes.greeting, *missed)
+                replies = [link.request(command) for command in commands]
                 self.nodes.check_info(node, (await asyncio.gather(*replies))[0])
+                node.caught_up(missed)
         except (HoldfastError, TimeoutError) as error:
             known = node.fit or node.down
             if not (known or isinstance(error, BackendUnavailable | TimeoutError)):

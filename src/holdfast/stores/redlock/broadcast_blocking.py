@@ -10,6 +10,7 @@ import select
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ class NodeLink(BlockingRedisConnection):
 
     def __init__(self, access: Access, node: RedlockNode, until: float | None = None) -> None:
         super().__init__(access, node.address, until)
-        self.unread = 0
+        self.unread: deque[bytes] = deque()
+        """For every unread reply its command, if the node must run it, otherwise nothing."""
         self.unread_since = 0.0
 
     def replies(self) -> list[Any]:
@@ -68,22 +70,23 @@ class NodeLink(BlockingRedisConnection):
 
     def _discard(self, reply: Any) -> None:
         """Count a reply to an earlier round as read."""
-        self.unread -= 1
         self.unread_since = now()
         if type(reply) is RedisRefused and reply.code == "NOSCRIPT":
             # A new connection loads the scripts first; sent here, the command would come out of
             # order, after later requests.
             raise RedisConnectionBroken(f"redis at {self.address} forgot its scripts", closed=True)
+        self.unread.popleft()
 
 
 class NodeConnections:
     """One connection per node, for one thread at a time."""
 
-    __slots__ = ("_permit", "_poll", "indexes", "links")
+    __slots__ = ("_nodes", "_permit", "_poll", "indexes", "links")
 
-    def __init__(self, total: int, permit: Permit | None) -> None:
+    def __init__(self, nodes: Sequence[RedlockNode], permit: Permit | None) -> None:
+        self._nodes = nodes
         self._permit = permit  # the permit is free again when this object is gone
-        self.links: list[NodeLink | None] = [None] * total
+        self.links: list[NodeLink | None] = [None] * len(nodes)
         self.indexes: dict[int, int] = {}
         self._poll = select.poll()
 
@@ -103,6 +106,9 @@ class NodeConnections:
         link = self.remove(index)
         if link is not None:
             link.close()
+            for command in link.unread:
+                if command:
+                    self._nodes[index].miss(command)
 
     def readable(self, seconds: float) -> list[int]:
         events = self._poll.poll(max(0.0, seconds) * 1000)
@@ -172,6 +178,7 @@ class BlockingBroadcast:
             for index in ready:
                 self._read(connections, index, round_, until)
         self._leave_unread(connections, round_, timed_out=now() >= deadline)
+        self.nodes.missed_by(round_)
         follow = request.follow and request.follow(round_.answers)
         if follow:
             self._follow(connections, *follow)
@@ -187,7 +194,7 @@ class BlockingBroadcast:
                     connections.drop(index)
                     continue
                 link.unread_since = link.unread_since if link.unread else now()
-                link.unread += 1
+                link.unread.append(b"")
 
     def _prepare(
         self,
@@ -222,7 +229,7 @@ class BlockingBroadcast:
         for index, link in enumerate(connections.links):
             if link is None or not link.unread:
                 continue
-            if link.unread > MOST_UNREAD or now() - link.unread_since > UNRESPONSIVE_SECONDS:
+            if len(link.unread) > MOST_UNREAD or now() - link.unread_since > UNRESPONSIVE_SECONDS:
                 connections.drop(index)
                 node = self.nodes.members[index]
                 node.failed(f"redis at {node.address} does not answer")
@@ -252,9 +259,11 @@ class BlockingBroadcast:
         link = NodeLink(self.access, node, soon)
         try:
             link.limit(self.access.seconds_until(soon))
-            link.send(b"".join(self.nodes.greeting))
-            replies = [link.receive(soon) for _ in self.nodes.greeting]
+            missed = list(node.missed)
+            link.send(b"".join((*self.nodes.greeting, *missed)))
+            replies = [link.receive(soon) for _ in (*self.nodes.greeting, *missed)]
             self.nodes.check_info(node, replies[0])
+            node.caught_up(missed)
             link.limit(self.access.request_seconds)
         except BaseException:
             link.close()
@@ -371,11 +380,13 @@ class BlockingBroadcast:
             if timed_out:
                 connections.drop(index)
                 node = self.nodes.members[index]
+                self.nodes.missed(round_.request, index)
                 node.failed(unreachable(node.address, TimeoutError(), self.access.request_seconds))
                 continue
             if not link.unread:
                 link.unread_since = now()
-            link.unread += round_.pending_replies(index)
+            kept = round_.request.packed if index in round_.request.keep_for else b""
+            link.unread.extend([kept] * round_.pending_replies(index))
 
     def _take(self, until: float | None) -> NodeConnections:
         connections = self._pop()
@@ -390,7 +401,7 @@ class BlockingBroadcast:
                         f"all {self._limit} connections to {self.nodes.display} are busy",
                         closed=False,
                     )
-        return connections or NodeConnections(self._total, permit)
+        return connections or NodeConnections(self.nodes.members, permit)
 
     def _pop(self) -> NodeConnections | None:
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from holdfast.core.backoff import RETRY_JITTER
@@ -38,6 +39,8 @@ CONNECT_SECONDS = 1.0
 """The longest wait for a connection to a node if there is a majority without that node."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
 """The back-off between two attempts to connect to a node that is down."""
+MOST_MISSED = 1024
+"""How many releases are kept for a node that is left out; of more, the oldest are dropped."""
 INFO = pack("INFO")
 
 
@@ -51,6 +54,7 @@ class RedlockNode:
         "failures",
         "final",
         "fit",
+        "missed",
         "retry_at",
         "reviving",
         "run",
@@ -66,6 +70,21 @@ class RedlockNode:
         self.failures = 0
         self.retry_at = 0.0
         self.run = ""
+        self.missed: dict[bytes, None] = {}
+        """Releases that this node has perhaps not run. It may run the grant before them later: on a
+        connection that was given up it reads some of the commands that were sent, but not all."""
+
+    def miss(self, command: bytes) -> None:
+        """Keep a release for the next connection to this node."""
+        while len(self.missed) >= MOST_MISSED:
+            with suppress(RuntimeError, StopIteration):  # another thread changes it, too
+                self.missed.pop(next(iter(self.missed)), None)
+        self.missed[command] = None
+
+    def caught_up(self, commands: Sequence[bytes]) -> None:
+        """The node has answered these releases."""
+        for command in commands:
+            self.missed.pop(command, None)
 
     def failed(self, cause: object) -> None:
         """Leave the node out until a later connection succeeds."""
@@ -115,6 +134,17 @@ class Nodes:
     def up(self) -> int:
         """Count the nodes that are not down."""
         return sum(not node.down for node in self.members)
+
+    def missed(self, request: RoundRequest, index: int) -> None:
+        """Keep a request for a node that has perhaps not run it, if the node must run it."""
+        if index in request.keep_for:
+            self.members[index].miss(request.packed)
+
+    def missed_by(self, round_: Round) -> None:
+        """Keep the request of a round for the nodes that it was not sent to, or that failed."""
+        for index, answer in enumerate(round_.answers):
+            if type(answer) is not list and index not in round_.waiting:
+                self.missed(round_.request, index)
 
     def check_info(self, node: RedlockNode, reply: Any) -> None:
         """Check the reply to INFO. Raises ``GuaranteeNotMet`` if the node may not vote: a replica,
@@ -186,7 +216,7 @@ class RoundRequest:
     ``in_full`` returns a command with the text of its script, for a node that does not know it.
     """
 
-    __slots__ = ("commands", "enough", "follow", "in_full", "only", "packed")
+    __slots__ = ("commands", "enough", "follow", "in_full", "keep_for", "only", "packed")
 
     def __init__(
         self,
@@ -195,11 +225,15 @@ class RoundRequest:
         enough: Callable[[list[Any]], bool],
         only: Sequence[int] | None = None,
         follow: Callable[[list[Any]], tuple[bytes, Sequence[int]] | None] | None = None,
+        keep_for: Collection[int] = (),
     ) -> None:
         self.commands, self.in_full, self.enough, self.only = commands, in_full, enough, only
         self.follow = follow
         """Called with the answers at the end of the round. Returns a command and the nodes that get
         it on the same connections, in order after the request; its replies are not waited for."""
+        self.keep_for = keep_for
+        """The nodes that must run the request, if not now, then later: those that do not answer it
+        get it with their next connection."""
         self.packed = commands[0] if len(commands) == 1 else b"".join(commands)
 
 
@@ -260,6 +294,10 @@ class Round:
     def failed(self, index: int, error: Exception) -> None:
         self.answers[index] = error
         self.waiting.discard(index)
+
+    def reached(self) -> list[int]:
+        """Return the nodes that may have got the request."""
+        return [at for at, a in enumerate(self.answers) if a is not None or at in self.waiting]
 
     def decided(self) -> bool:
         return not self.waiting or self.request.enough(self.answers)

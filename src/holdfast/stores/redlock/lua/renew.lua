@@ -8,7 +8,7 @@ local owner, label, ttl, to = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV
 local mode, want, slots = string.match(ARGV[5], '^(%a) (%d+) (%S+)$')
 
 local function free()
-  if x or abandoned(owner, 0) then return false end
+  if x or abandoned(owner, to) then return false end
   if mode == 'x' then return count == 0 and c <= to end
   if count > 0 and limit ~= want then return false end
   if mode == 's' then return superseded <= to and not released(owner) end
