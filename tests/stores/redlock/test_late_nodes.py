@@ -56,6 +56,28 @@ def test_a_node_that_was_left_out_gets_the_release_later(three: Nodes, flavour: 
     run_with_clients(flavour, body, three.url, ttl=60)
 
 
+@blocking_and_asyncio
+def test_a_node_that_only_got_a_renewal_gets_the_release_later(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """It was down when the lock was acquired; the renewer restored the hold there."""
+    late, proxy = three.nodes[2], three.proxies[2]
+
+    async def body(client: Any) -> None:
+        await client.inspect("other")
+        proxy.refuse()
+        await client.inspect("other")  # leaves the node out
+        lease = await client.lock("name").acquire()
+        proxy.accept()
+        await until(lambda: held_by(late))
+        proxy.refuse()
+        assert await lease.release() is True
+        proxy.accept()
+        await _no_vote_is_left(client, late)
+
+    run_with_clients(flavour, body, three.proxied_url, ttl=3)
+
+
 def _names(node: RedisServer) -> list[str]:
     keys = node.ask("KEYS", "*{*}")
     assert isinstance(keys, list)

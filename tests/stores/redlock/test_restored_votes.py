@@ -143,6 +143,26 @@ def test_a_restored_vote_outlasts_the_undo_of_an_earlier_attempt(
 
 
 @blocking_and_asyncio
+def test_a_node_that_undid_an_earlier_attempt_restores_the_hold(
+    three: Nodes, flavour: Flavour
+) -> None:
+    """A node remembers the undo, and refuses attempts that were sent before it only."""
+
+    async def body(bench: Bench) -> None:
+        peer, claim = bench.peer(), bench.claim()
+        backend: Any = peer.backend
+        undo = backend._undo_command(claim, backend.store.next_stamp(), "-")
+        await peer.run(backend._call(backend._scripts.undo, undo, wait_for_all))
+        grant = await peer.take(claim)
+        await _all_hold(three, bench, claim)
+        three.nodes[2].ask("HDEL", _key(bench), "x")
+        assert not (await peer.renew([grant])).lost
+        await _all_hold(three, bench, claim)
+
+    over(three.url, flavour, body)
+
+
+@blocking_and_asyncio
 def test_a_reader_that_attempts_again_gets_the_same_token(three: Nodes, flavour: Flavour) -> None:
     """Its first answer was lost. A waiting writer does not refuse the second attempt."""
 

@@ -147,8 +147,6 @@ class RedlockBackend:
         """Owners that hold: if another attempt of theirs fails, nothing is undone."""
         self._unanswered: dict[str, None] = {}
         """Owners with an attempt whose copy may still arrive at some node."""
-        self._reached: dict[str, set[int]] = {}
-        """The nodes that got an attempt or a renewal of an owner, and so may have its hold."""
         self._seen: dict[str, int] = {}
         """Counters of names that are ahead of our clock."""
         self._yield_until: dict[str, float] = {}
@@ -204,8 +202,7 @@ class RedlockBackend:
         answer = await self._attempt(claim, join, until)
         if isinstance(answer, Grant):
             self._won[claim.owner] = None
-            if len(self._won) > KEPT_NAMES:
-                self._won.pop(next(iter(self._won)), None)
+            _drop_oldest(self._won)
             self._retries.forget(claim.owner)
             self._wakeups.leave(self.channel(claim.name), _subscription_key(claim.owner))
         return answer
@@ -260,13 +257,14 @@ class RedlockBackend:
 
         enough = self._enough if choice == "-" else self._enough_slots
         request = RoundRequest([packed], lambda at: script.in_full(packed), enough, None, undo)
+        before = self.store.reached.pop(owner, ())  # unknown while the request is under way
         round_: Round = await self._broadcast.call(request, until)
-        self._note_reached(owner, round_)
+        self.store.reached[owner] = {*before, *round_.reached()}
+        _drop_oldest(self.store.reached)
         self._remember(claim.name, ballot, sent)
         if may_arrive_late(round_, ballot):
             self._unanswered[owner] = None
-            if len(self._unanswered) > KEPT_NAMES:
-                self._unanswered.pop(next(iter(self._unanswered)), None)
+            _drop_oldest(self._unanswered)
         if ballot.answered < self._quorum:
             check_round(round_.answers, self._quorum, self.display, claim.name)
             raise self._nodes.unavailable(round_.answers)
@@ -367,15 +365,9 @@ class RedlockBackend:
         lost = zeros > len(self._nodes.members) - self._quorum
         return ones >= self._quorum or not lost, others > 0
 
-    def _note_reached(self, owner: str, round_: Round) -> None:
-        reached = self._reached.setdefault(owner, set())
-        reached.update(round_.reached())
-        if len(self._reached) > KEPT_NAMES:
-            self._reached.pop(next(iter(self._reached)), None)
-
     def _nodes_with(self, owner: str) -> Collection[int]:
         """Return the nodes that may have a hold of this owner, which is about to be ended."""
-        return self._reached.pop(owner, None) or range(len(self._nodes.members))
+        return self.store.reached.pop(owner, None) or range(len(self._nodes.members))
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         """Release, then attempt: two round trips. If other clients wait, the attempt is left out:
@@ -455,10 +447,9 @@ class RedlockBackend:
         script = self._scripts.renew
         commands = [self._renew_command(grant) for grant in grants]
         request = RoundRequest(commands, lambda at: script.in_full(commands[at]), self._all_renewed)
-        round_: Round = await self._broadcast.call(request, until)
         for grant in grants:
-            if grant.claim.owner in self._reached:
-                self._note_reached(grant.claim.owner, round_)
+            self.store.reached.pop(grant.claim.owner, None)  # from now on it may be on all nodes
+        round_: Round = await self._broadcast.call(request, until)
         answers = [answer for answer in round_.answers if type(answer) is list]
         most_lost = len(self._nodes.members) - self._quorum
         for at, grant in enumerate(grants):
@@ -649,6 +640,13 @@ def may_arrive_late(round_: Round, ballot: Ballot) -> bool:
     return bool(round_.resent) or broke or failed
 
 
+def _drop_oldest(kept: dict[str, Any]) -> None:
+    """Keep the newest ``KEPT_NAMES`` entries."""
+    while len(kept) > KEPT_NAMES:
+        with suppress(RuntimeError, StopIteration):  # another thread changes it, too
+            kept.pop(next(iter(kept)), None)
+
+
 def _grant(claim: Claim, token: int, slots: str) -> Grant:
     numbers = () if slots == "-" else tuple(sorted(int(slot) for slot in slots.split(",")))
     return Grant(claim, token, numbers)
@@ -680,6 +678,9 @@ class RedlockStore:
         )
         self._backends: weakref.WeakSet[RedlockBackend] = weakref.WeakSet()
         self._stamp = 0
+        self.reached: dict[str, set[int]] = {}
+        """The nodes that got an attempt of an owner, and so may have its hold. An owner that is
+        missing here may be on all of them."""
 
     def backend(self, runtime: Runtime) -> RedlockBackend:
         backend = RedlockBackend(self, runtime)

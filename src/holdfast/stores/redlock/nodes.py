@@ -71,8 +71,9 @@ class RedlockNode:
         self.retry_at = 0.0
         self.run = ""
         self.missed: dict[bytes, None] = {}
-        """Releases that this node has perhaps not run. It may run the grant before them later: on a
-        connection that was given up it reads some of the commands that were sent, but not all."""
+        """Releases that this node has not answered, and has perhaps not run. It may have run the
+        grant, or run it later: of what was sent on a connection that is given up, a part may be
+        lost."""
 
     def miss(self, command: bytes) -> None:
         """Keep a release for the next connection to this node."""
