@@ -7,7 +7,7 @@ JOBS ?= 5
 TESTS ?= tests
 PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS))
 
-.PHONY: help venv servers check test faults worlds mutants bench format clean
+.PHONY: help venv servers check test faults worlds integrations soak mutants bench format clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -28,17 +28,24 @@ check: venv ## format, lint, types, shape
 	$(bin)/pyright
 	@if [ -d tests/shape ]; then $(PYTEST) -q tests/shape; fi
 
-test: venv servers ## every test but the shape (see check), the fault matrix and the worlds
-	$(PYTEST) -m "not faults and not worlds" $(if $(filter tests,$(TESTS)),--ignore=tests/shape) \
+test: venv servers ## every test but the shape (see check), the fault matrix, the worlds and the integrations
+	$(PYTEST) -m "not faults and not worlds and not integrations" $(if $(filter tests,$(TESTS)),--ignore=tests/shape) \
 		--durations=10 --durations-min=1 $(TESTS)
 
 # pytest's exit code 5 is "no such test": a matrix without rows is not a failure.
 faults: venv servers ## the slow fault matrix
-	$(PYTEST) -m "faults and not worlds" --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
+	$(PYTEST) -m "faults and not worlds and not integrations" --durations=10 $(TESTS) || { code=$$?; [ $$code = 5 ] || exit $$code; }
 
 worlds: venv servers ## other event loops, gevent, application servers, other Pythons
 	@scripts/make-python-venvs
 	$(PYTEST) -m "worlds and not faults" --durations=10 --durations-min=1 tests/worlds
+
+integrations: venv servers ## the integrations with the frameworks' real servers and workers
+	$(PYTEST) -m "integrations and not faults" --durations=10 --durations-min=1 tests/integrations
+
+# HOLDFAST_STORES=redis,etcd for these alone; HOLDFAST_SOAK=100 for so many sequences of requests each
+soak: venv servers ## random requests to every store, compared with the rules of admission
+	$(PYTEST) -m soak --durations=10 $(TESTS)
 
 # MUTANTS="redlock renew" for those whose names have it; see tests/mutants/
 mutants: venv servers ## takes one rule after the other out, and sees that its tests notice

@@ -70,8 +70,11 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before anything is chosen by its marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a store has shown, once more on other servers, is for the slow tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a store has shown, once more on other servers, is for the slow tests. Tests that last as
+    long as wanted run only if they are asked for."""
+    if "soak" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     repeating = {name for name, kind in harness_classes().items() if kind.repeats}
     for item in items:
         callspec = getattr(item, "callspec", None)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.contenders.common import ALONE, WAITS, nothing, polling, split
-from benchmarks.contenders.http import RawHttp, complete, request
-from benchmarks.tape import dial, record, replayer
+from benchmarks.contenders.grpc import RawGrpc
 from holdfast.bench.contender import CONTENDED, Client, Contender, Opener, Pair, Target, ours
+from holdfast.stores.etcd import messages, requests
 
 __all__ = ["CONTENDERS"]
 
@@ -18,49 +17,57 @@ TTL = 60
 POLL_SECONDS = 0.01
 
 
-def _b64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+def _lease(wire: RawGrpc) -> str:
+    message = messages.grant_lease(600)
+    return messages.grant_reply(wire.ask("/etcdserverpb.Lease/LeaseGrant", message)).id
 
 
-def _replay(target: Target) -> Client:
-    tape = record(target.url, target.namespace)
-    sock = dial(target.url)
-    return split([replayer(sock, [one], complete) for one in tape.hold], tape.recorded.close)
+def _same(target: Target) -> Client:
+    """The two requests of an uncontended hold."""
+    wire = RawGrpc(target.url)
+    lease, names = _lease(wire), requests.Names(f"{target.namespace}-limit")
+    keys, key = names.of("benchmark"), f"{names.root}benchmark/l/w/0123456789abcdef".encode()
+    value = b'[1,1,1,0,1700000000.000,[],0,"[\\"host\\",1,\\"MainThread\\",\\"\\"]"]'
+    body = keys.take(requests.written(names.guard(lease), 0), key, lease, value)
+    return _two(wire, body, requests.only(key))
 
 
 def _least(target: Target) -> Client:
-    """Create if absent, then delete, over the JSON gateway: no line, no fence, no lease of ours."""
-    wire = RawHttp(target.url)
-    lease = wire.ask("POST", "/v3/lease/grant", {"TTL": 600})["ID"]
-    key = _b64(f"{target.namespace}/least")
-    absent = {"key": key, "result": "EQUAL", "target": "CREATE", "create_revision": 0}
-    put = {"request_put": {"key": key, "value": _b64("owner"), "lease": lease}}
-    take = request("POST", "/v3/kv/txn", {"compare": [absent], "success": [put]})
-    free = request("POST", "/v3/kv/deleterange", {"key": key})
+    """Create if absent, then delete: no line, no fence, no lease of ours."""
+    wire, key = RawGrpc(target.url), f"{target.namespace}/least".encode()
+    put = requests.put(key, b"owner", _lease(wire))
+    return _two(wire, requests.txn([requests.created_at(key, 0)], [put]), requests.only(key))
+
+
+def _two(wire: RawGrpc, body: bytes, key: bytes) -> Client:
+    take = wire.prepared("/etcdserverpb.KV/Txn", body)
+    free = wire.prepared("/etcdserverpb.KV/DeleteRange", key)
     return split([lambda: wire.send(take), lambda: wire.send(free)], wire.close)
 
 
 def _service(target: Target) -> Client:
     """etcd's own lock service, which queues by revision: one request waits, one lets go."""
-    setup = RawHttp(target.url)
-    lease = setup.ask("POST", "/v3/lease/grant", {"TTL": 600})["ID"]
+    setup = RawGrpc(target.url)
+    lease = _lease(setup)
 
     def lock(name: str) -> Pair:
-        wire = RawHttp(target.url)
-        text = f"{target.namespace}/service/{name}"
-        take = request("POST", "/v3/lock/lock", {"name": _b64(text), "lease": lease})
-        key: list[str] = []
+        wire = RawGrpc(target.url)
+        text = f"{target.namespace}/service/{name}".encode()
+        wanted = messages.data(1, text) + messages.integer(2, int(lease))
+        take = wire.prepared("/v3lockpb.Lock/Lock", wanted)
+        key: list[bytes] = []
 
-        def acquire() -> None:
-            import json
+        def release() -> None:
+            wire.ask("/v3lockpb.Lock/Unlock", messages.data(1, key.pop()))
 
-            key.append(json.loads(wire.send(take))["key"])
-
-        return Pair(
-            acquire, lambda: wire.send(request("POST", "/v3/lock/unlock", {"key": key.pop()}))
-        )
+        return Pair(lambda: key.append(_key(wire.send(take))), release)
 
     return Client(lock, setup.close)
+
+
+def _key(reply: bytes) -> bytes:
+    """The key in a reply of the lock service, whose fields are as those of a sign-in."""
+    return messages.token_reply(reply).encode()
 
 
 def _etcd3gw(target: Target) -> Client:
@@ -112,9 +119,9 @@ def _one(name: str, role: Any, open_: Opener, cases: frozenset[str] = WAITS) -> 
 
 
 CONTENDERS = [
-    _one("raw JSON gateway, same requests", "limit", _replay, ALONE),
-    _one("raw JSON gateway, create and delete", "least", _least, ALONE),
-    _one("raw JSON gateway, lock service", "limit", _service, frozenset({CONTENDED})),
+    _one("raw gRPC, same requests", "limit", _same, ALONE),
+    _one("raw gRPC, create and delete", "least", _least, ALONE),
+    _one("raw gRPC, lock service", "limit", _service, frozenset({CONTENDED})),
     *ours("etcd"),
     _one("etcd3gw, polled every 10 ms", "peer", _etcd3gw),
     _one("etcd3", "peer", _etcd3),

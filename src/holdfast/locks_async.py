@@ -103,7 +103,7 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
                 waiter.signal.set()
         renewer, runtime = self._engine.renewer, self._runtime
         try:
-            await runtime.finish_background(renewer.finish_seconds() / 2)
+            await runtime.finish_background(renewer.close_seconds() / 2)
         finally:  # also if this is cancelled: another close() would do nothing
             renewer.close()
             try:

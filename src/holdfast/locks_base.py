@@ -165,6 +165,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         keep: Duration = 7 * 24 * 3600,
         errors: Errors = "retry",
         wait: bool = True,
+        stale_for: Duration = 0,
         **options: Unpack[Options],
     ) -> J:
         """A job that runs once per key, with its outcome recorded for ``keep``.
@@ -172,11 +173,15 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         A job that raised is run again by the next caller, or its error is recorded
         (``errors="record"``). A caller that finds it running waits for its outcome, or skips it
         (``wait=False``). A run that crashed is taken over. Takes the options of ``lock``, too.
+
+        With ``stale_for`` the value is for a cache: after ``keep`` one caller runs the job again,
+        and those that come meanwhile get the old value at once, for so long after ``keep``.
         """
         from holdfast.primitives.once_job import make_plan
 
         self._need(Guarantee.RECORDS, "once()")
-        plan = make_plan(seconds(keep, "keep"), errors, wait)
+        longer = seconds(stale_for, "stale_for", zero=True)
+        plan = make_plan(seconds(keep, "keep"), errors, wait, longer)
         return self._once(self._engine, key, self._checked(options), plan)
 
     def every(
@@ -216,9 +221,8 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
 
     def _need(self, guarantee: Guarantee, what: str) -> None:
         if guarantee not in self.guarantees:
-            raise Unsupported(
-                f"{self._engine.store.display} can't do {what}: it has no {guarantee}"
-            )
+            store = self._engine.store.display
+            raise Unsupported(f"{store} can't do {what}: it does not guarantee {guarantee}")
 
     async def _list(self, prefix: str, limit: int) -> list[LockInfo]:
         if not isinstance(prefix, str):

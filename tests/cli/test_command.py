@@ -77,7 +77,17 @@ def test_start_up_is_light(cli: Cli) -> None:
         [sys.executable, "-c", script], env=cli.environment, capture_output=True, text=True
     )
     assert result.returncode == 0
-    heavy = {"asyncio", "rich", "ssl", "subprocess", "redis", "psycopg", "kazoo", "http", "email"}
+    heavy = {
+        "asyncio",
+        "rich",
+        "ssl",
+        "subprocess",
+        "redis",
+        "psycopg",
+        "puresasl",
+        "http",
+        "email",
+    }
     heavy |= {"argparse", "json", "logging", "pathlib", "inspect", "dataclasses", "socket"}
     heavy |= {"holdfast.stores.sqlite.queue", "holdfast.stores.sqlite.wakeups"}
     assert not heavy & set(result.stderr.split())

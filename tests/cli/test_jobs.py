@@ -52,7 +52,11 @@ def test_bad_input(cli: Cli) -> None:
         (("once", "k", "--keep", "soon", "--", "true"), 64, "'soon' is no duration"),
         (("once", "k", "--", "no-such-command"), 127, "no-such-command: command not found"),
         (("run", "--every", "1ms", "k", "--", "true"), 64, "interval is 0.01 s at least"),
-        (("once", "--url", "redlock://a,b,c", "k", "--", "true"), 78, "it has no RECORDS"),
+        (
+            ("once", "--url", "redlock://a,b,c", "k", "--", "true"),
+            78,
+            "it does not guarantee RECORDS",
+        ),
     ):
         result = cli(*arguments)
         assert (result.returncode, result.stdout) == (code, "")

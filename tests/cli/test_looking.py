@@ -186,7 +186,7 @@ def test_tables_are_prettier_with_rich_and_plain_without(cli: Cli, shell: Shell)
 def test_check(cli: Cli) -> None:
     result = cli("check")
     assert result.returncode == 0
-    assert "promises EXCLUSIVE, FENCED" in result.stdout
+    assert "guarantees EXCLUSIVE, FENCED" in result.stdout
     found = json.loads(cli("check", "--json", cli.environment["HOLDFAST_URL"]).stdout)
     assert "FENCED" in found["guarantees"]
     assert {finding["level"] for finding in found["findings"]} <= {"ok", "warning"}

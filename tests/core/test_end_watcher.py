@@ -38,16 +38,19 @@ class Store:
         self.renewed: list[float] = []
         self.given: list[float] = []
         """How many seconds each renewal was given."""
+        self.owners: list[list[str]] = []
+        self.lost: dict[str, str] = {}
         self.undone: list[str] = []
 
     async def renew(
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float
     ) -> Renewal:
         self.given.append(until - self.runtime.now())
+        self.owners.append([grant.claim.owner for grant in grants])
         if self.hangs:
             await self.runtime.sleep(self.hangs)
         self.renewed.append(self.runtime.now())
-        return Renewal()
+        return Renewal(self.lost)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self.undone.append(claim.owner)
@@ -175,6 +178,67 @@ def test_after_a_suspend_what_is_left_is_renewed() -> None:
     assert process.events == []
     assert process.store.renewed
     assert process.store.renewed[0] - resumed <= 1.0
+    process.world.end()
+
+
+def _stop_machine(process: Process, seconds: float) -> None:
+    """A virtual machine is stopped from outside: no clock in it runs. Then its wall clock is set to
+    the time of the world."""
+    process.node.skew += seconds
+
+
+def test_after_the_machine_was_stopped_all_holds_are_renewed_within_a_second() -> None:
+    """The store's clock went on: its answer decides what is lost, long before a renewal is due."""
+    process = Process()
+    process.hold("kept")
+    gone, fixed = process.hold("gone"), process.hold("fixed", renew=False)
+    process.run(2.5)
+    process.store.lost = {"gone": "the store says so"}
+    _stop_machine(process, 20.0)
+    stopped = process.runtime.now()
+    process.run(1.5)
+    assert [at - stopped <= 1.0 for at in process.store.renewed] == [True]
+    assert process.store.owners == [["kept", "gone"]]
+    assert gone.state is State.LOST
+    assert fixed.state is State.HELD
+    process.run(5.0)
+    assert len(process.store.renewed) == 1  # once, and then as before
+    process.world.end()
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 0.2])
+def test_a_wall_clock_that_is_set_back_or_corrected_causes_no_renewal(seconds: float) -> None:
+    process = Process()
+    process.hold()
+    process.run(2.5)
+    _stop_machine(process, seconds)
+    process.run(5.0)
+    assert process.store.renewed == []
+    process.world.end()
+
+
+def test_a_wall_clock_that_is_set_forward_ends_no_hold() -> None:
+    """Not even if the store can't be reached just then."""
+    process = Process(hangs=5.0)
+    hold = process.hold()
+    process.run(2.5)
+    _stop_machine(process, 365 * 86400.0)
+    process.run(15.0)
+    assert process.events == []
+    assert hold.state is State.HELD
+    assert hold.ends > process.runtime.now() + 15.0
+    process.world.end()
+
+
+def test_a_machine_that_is_stopped_during_a_renewal_renews_again() -> None:
+    """The answer is that of the time before."""
+    process = Process(hangs=3.0)
+    process.hold()
+    process.run(TTL / 3 + 1.0)
+    assert len(process.store.given) == 1
+    _stop_machine(process, 20.0)
+    process.run(3.0)
+    assert len(process.store.given) == 2
     process.world.end()
 
 

@@ -15,7 +15,9 @@ import pytest
 import holdfast
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal
+from holdfast.core.drive import run_now
 from holdfast.core.hold import Change, Hold
+from holdfast.core.queue import MICROS
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
 from holdfast.io.clock import now
 from holdfast.lease import AsyncLease, Lease
@@ -47,8 +49,8 @@ def _take(locks: holdfast.Locks, ttl: float, *, renew: bool = True) -> Lease:
 def _stored(backend: Any) -> float:
     """Seconds until the store ends the only hold."""
     assert isinstance(backend, MemoryBackend)
-    (held,) = backend.ledger.names["name"].holds.values()
-    return held.ends - backend.ledger.now()
+    (holder,) = run_now(backend.look("name")).holders
+    return holder.remaining
 
 
 def _wait_for(condition: Callable[[], object]) -> None:
@@ -310,8 +312,9 @@ def test_an_interrupt_anywhere_leaves_the_hold_as_certain_as_it_is_stored(
             if interrupt.left >= 0:
                 assert line > 20
                 return
-            (held,) = locks._engine.backend.ledger.names[lease.name].holds.values()  # type: ignore[attr-defined]
-            assert lease._hold.ends < held.ends
+            ledger = locks._engine.backend.ledger  # type: ignore[attr-defined]
+            (held,) = ledger.names[lease.name].state.holds.values()
+            assert lease._hold.ends < held.ends / MICROS
             assert not list(lease._hold.pending_changes()), f"line {line}"
             lease.extend()
             assert lease.held

@@ -30,10 +30,10 @@ async def main(url):
 asyncio.run(main(sys.argv[1]))
 """
 STORES = {
-    "redis": "redis://127.0.0.1:1/0",
+    "hiredis": "redis://127.0.0.1:1/0",
     "psycopg": "postgresql://127.0.0.1:1/x",
     "pymysql": "mysql://user@127.0.0.1:1/x",
-    "kazoo": "zookeeper://127.0.0.1:1/x",
+    "puresasl": "zookeeper://user:password@127.0.0.1:1/x?auth=sasl",
 }
 
 
@@ -53,4 +53,4 @@ def test_a_client_that_is_opened_in_a_thread(library: str) -> None:
 
 def test_a_client_that_is_opened_on_the_loop() -> None:
     """The test above would see it."""
-    assert "redis" in imported_on_the_loop(STORES["redis"], "loop")
+    assert "hiredis" in imported_on_the_loop(STORES["hiredis"], "loop")

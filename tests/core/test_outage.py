@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
@@ -117,6 +117,29 @@ def test_attempts_go_on_until_the_time_is_over(
             locks.lock("name").acquire()
     assert sent[-1] - began >= 2.5
     assert len(sent) < 20
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.0], ids=["fast", "slow"])
+@pytest.mark.parametrize("timeout", [0.0, 0.1])
+def test_a_short_timeout_gives_the_first_request_a_second(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, slow: float
+) -> None:
+    """Enough on a busy machine, and no more on a store that hangs; ``timeout=0``, which is one
+    request, has longer on a store whose answers took longer before."""
+    with holdfast.connect(_new()) as locks:
+        engine, seconds = locks._engine, []
+        attempt = engine.backend.attempt
+
+        async def attempted(*args: Any, until: float, **more: Any) -> Any:
+            seconds.append(until - engine.runtime.now())
+            return await attempt(*args, until=until, **more)
+
+        monkeypatch.setattr(engine.backend, "attempt", attempted)
+        engine.renewer.answered(engine.runtime.now() - slow)
+        with locks.lock("name", timeout=timeout):
+            pass
+    expected = 3 * slow if slow and not timeout else 1.0
+    assert expected - 0.5 < seconds[0] <= expected + 0.01
 
 
 def test_the_error_has_the_true_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,35 @@ def test_close_waits_once_for_a_store_that_hangs() -> None:
     world.end()
 
 
+def test_close_counts_the_time_that_a_caller_has_waited_in_vain() -> None:
+    """Unless something is held, which is surely stored, or the store has answered since."""
+    world, node, runtime, renewer = _hung()
+    seconds: list[float] = []
+
+    async def close() -> None:
+        renewer.unanswered(runtime.now())
+        await runtime.sleep(0.2)
+        seconds.append(renewer.close_seconds())
+        await runtime.sleep(0.8)
+        renewer.undo(_claim("unknown"))
+        seconds.append(renewer.close_seconds())
+        held = Hold(Grant(_claim("held"), 1), runtime.now(), True, None)
+        renewer.add(held)
+        seconds.append(renewer.close_seconds())
+        renewer.remove(held)
+        renewer.answered(runtime.now())
+        seconds.append(renewer.close_seconds())
+        renewer.unanswered(runtime.now() - 1.0)
+        renewer.close()
+        seconds.append(renewer.finish_by - runtime.now())
+
+    done = node.spawn(close(), "user")
+    world.run(10.0)
+    assert done.error is None
+    assert seconds == [pytest.approx(each) for each in (0.3, 0.1, 0.5, 0.5, 0.1)]
+    world.end()
+
+
 def test_close_waits_longer_for_a_store_that_was_slow_before() -> None:
     """Three times as long as its answers took; each answer starts the wait anew."""
     world, node, runtime, renewer = _hung()

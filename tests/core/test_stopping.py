@@ -17,25 +17,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "stop-a-service.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def ended(program: str, url: str) -> None:
-    """Runs the program until it works, and sends it SIGTERM."""
+def ended(program: str, url: str) -> tuple[int, str]:
+    """Runs the program until it works, and sends it SIGTERM. Returns its exit code and errors."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         env={**os.environ, "HOLDFAST_URL": url},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGTERM)
+        errors = process.communicate()[1]
+    return process.returncode, errors
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["blocking", "asyncio"])
 def test_the_programs_release_on_sigterm(program: str, tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/locks.db"
-    ended(program, url)
+    assert ended(program, url) == (0, ""), "a service manager would call it failed"
     with holdfast.connect(url) as locks:
         assert not locks.lock("worker").locked()
 

@@ -22,7 +22,7 @@ SAYS = {
     "two_workers": "30 of 30 jobs done, 0 twice",
     "nightly_job": "nights, each was run once",
     "leader": "leads after",
-    "cache_refill": "8 processes have them",
+    "cache_refill": "7 went on with the old ones",
     "migration": "taking over from token",
     "shared_file": "20 transfers, 30 sums, all of them {100}",
     "flash_sale": "oversold: 1 of 1 without fencing, 0 of 1 with it",

@@ -22,6 +22,7 @@ PAGES = (
     "guides/logging.md",
     "guides/choose-a-ttl.md",
     "guides/questions.md",
+    "reference/api.md",
 )
 
 
@@ -36,6 +37,7 @@ def test_pages(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     blocks = re.findall(
         r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -45,6 +47,18 @@ def test_pages(
     names["locks"].close()
     if "conn" in names:
         names["conn"].close()
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "stores").glob("*.md")), ids=lambda page: page.stem)
+def test_the_urls_of_a_store_s_page_are_taken(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of their options. A client contacts nothing before it is used."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    urls = re.findall(r'holdfast\.connect\("([^"]+)"', page.read_text())
+    assert urls, "no example"
+    for url in urls:
+        holdfast.connect(url).close()
 
 
 def test_the_next_order_fits_the_first_example(

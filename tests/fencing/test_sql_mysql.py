@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from fencing.databases import Beside, fence
 from holdfast import Fence, Mode, StaleFence, Unsupported
 from holdfast.fencing import rule, sql
 from servers.mysql import MySQLServer
+from servers.process import wait_until
 from servers.registry import Servers
 from stores.mysql.helpers import open_admin
 
@@ -321,3 +323,33 @@ def test_on_asyncio_and_under_sqlalchemy(url: str, connect: Connect, stock: str)
         sql.guard(connection, stock, fence(46))
         connection.commit()
     engine.dispose()
+
+
+def test_a_rollback_of_the_first_that_entered_lets_all_others_in(
+    servers: Servers, connect: Connect, stock: str
+) -> None:
+    """They wait to insert a row that vanishes: InnoDB rolls back all of them but one, and the
+    guard, which was all that was in their transactions, is repeated."""
+    entered: list[str] = []
+
+    def wait(connection: Any) -> None:
+        sql.guard(connection, stock, fence(7))
+        connection.commit()
+        entered.append(stock)
+
+    def waiting() -> bool:
+        with open_admin(servers.of(MySQLServer)) as admin, admin.cursor() as cursor:
+            text = "SELECT COUNT(*) FROM information_schema.innodb_trx"
+            cursor.execute(f"{text} WHERE trx_state = 'LOCK WAIT'")
+            return bool(cursor.fetchone()[0] >= len(threads))
+
+    first = connect()
+    sql.guard(first, stock, fence(7))
+    threads = [threading.Thread(target=wait, args=(connect(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until("all to wait for the row", waiting)
+    first.rollback()
+    for thread in threads:
+        thread.join(60)
+    assert len(entered) == len(threads)

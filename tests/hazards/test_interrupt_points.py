@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import select
 import socket
 import threading
+from typing import Any
 
 import pytest
 
+from hazards.drivers import Failed, Lines, LinesEndpoint, Numbered
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.core.drive import run_now
+from holdfast.io.aio import WORLD, Channel
 from holdfast.io.clock import now
 from holdfast.io.limits import ConnectionLimit
-from holdfast.io.wakeups import BlockingWakeupHub
+from holdfast.io.wakeups import BlockingWakeupHub, Wakeups
 from holdfast.stores.redis.replies import RedisConnectionBroken
 from holdfast.stores.redis.url import Access
-from holdfast.stores.redis.wakeups import BlockingWakeups
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
 from holdfast.stores.redlock.nodes import Nodes
+from stores.fake_server import fake_server
 
 SOON = 30.0
+SUBSCRIBE_SECONDS = 5.0
 
 
 class Subscription:
@@ -28,7 +34,7 @@ class Subscription:
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
-        self.tokens: dict[str, int] = {}
+        self.values: dict[str, int] = {}
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -166,34 +172,148 @@ def test_a_signal_handler_may_wait_in_the_middle_of_anything(name: str, line: in
     assert woken == [True, True]
 
 
-@pytest.mark.parametrize(("name", "line"), lines_of(BlockingWakeups._subscribe))
+@pytest.mark.parametrize(
+    ("name", "line"), [*lines_of(Wakeups._subscribe), *lines_of(Wakeups._attach)]
+)
 def test_after_an_interrupted_subscribe_others_can_subscribe(name: str, line: int) -> None:
     """Else they would poll for ever."""
     made: list[Subscription] = []
+    woken: list[bool] = []
 
-    async def subscribe(channel: str, until: float) -> Subscription:
+    async def subscribe(until: float) -> Subscription:
         made.append(Subscription())
         return made[-1]
 
-    wakeups = BlockingWakeups("channel")
+    wakeups = Wakeups(blocking=True)
 
     def wait(until: float) -> object:
         return run_now(wakeups.wait("key", wakeups.generation, until, subscribe))  # type: ignore[arg-type]
 
-    torn_at(getattr(BlockingWakeups, name).__code__, line, lambda: wait(now() + SOON))
+    torn_at(getattr(Wakeups, name).__code__, line, lambda: wait(now() + SOON))
 
     def listen() -> None:
         until = now() + SOON
         while not wakeups.generation and now() < until:
             wait(until)
+        made[-1].theirs.send(b"key ")
+        woken.append(wait(until) is None and now() < until)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     thread.join(2 * SOON)
     assert wakeups.generation
-    run_now(wakeups.close())
+    assert woken == [True]
+    wakeups.close()
     for subscription in made:  # one that was torn off is nobody's
         subscription.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "line"),
+    [
+        (owner, *step)
+        for owner, names in ((Wakeups, ("wait",)), (BlockingWakeupHub, ("_break", "_read")))
+        for name in names
+        for step in lines_of(getattr(owner, name))
+    ],
+)
+def test_after_an_interrupt_as_a_subscription_breaks_others_subscribe_again(
+    owner: type, name: str, line: int
+) -> None:
+    """Else nobody is woken any more."""
+    made: list[Subscription] = []
+
+    async def subscribe(until: float) -> Subscription:
+        made.append(Subscription())
+        return made[-1]
+
+    def broken() -> list[str]:
+        raise OSError("gone")
+
+    wakeups = Wakeups(blocking=True)
+
+    def wait(until: float) -> object:
+        return run_now(wakeups.wait("key", wakeups.generation, until, subscribe))  # type: ignore[arg-type]
+
+    wait(now() + SOON)  # subscribes
+    made[0].read = broken  # type: ignore[method-assign]
+    made[0].theirs.send(b"x")
+    torn_at(getattr(owner, name).__code__, line, lambda: wait(now() + SOON))
+    until = now() + SUBSCRIBE_SECONDS
+    while len(made) == 1 and now() < until:
+        wait(now() + 0.05)
+    assert len(made) == 2
+    made[1].theirs.send(b"key ")
+    until = now() + SOON
+    wait(until)
+    assert now() < until
+    wakeups.close()
+    made[0].close()
+
+
+class Impatient(LinesEndpoint):
+    request_seconds = 0.4
+
+
+def echo_until_silent(connection: socket.socket) -> None:
+    """Sends back what it gets, until that has the word ``silent``."""
+    while (data := connection.recv(65_536)) and b"silent" not in data:
+        connection.sendall(data)
+    while data:
+        data = connection.recv(65_536)
+
+
+def use(channel: Channel, made: list[asyncio.Future[Any]]) -> None:
+    """Goes through every part of a channel, in one step of its loop; adds what it made."""
+    made.append(channel.request(b"one\n"))
+    made += channel.requests([b"two\n", b"three\n"])
+    for _ in range(3):
+        select.select([channel.connection.fd], [], [], 1.0)
+        channel._readable()
+    channel._time()
+    made.append(channel.request(b"x" * 8_000_000 + b"\n"))
+    channel._writable()
+    channel._time()
+
+
+@pytest.mark.parametrize("kind", [Lines, Numbered])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        step
+        for each in (
+            *("request", "requests", "_begin_timing", "_write_later", "_writable", "_readable"),
+            *("_in_order", "_by_ticket", "_first", "_time"),
+        )
+        for step in lines_of(getattr(Channel, each))
+    ],
+)
+def test_an_interrupt_at_every_line_of_a_channel(name: str, line: int, kind: type[Lines]) -> None:
+    """Each request gets its own reply or fails, also if the server is silent."""
+    made: list[asyncio.Future[Any]] = []
+
+    async def later(channel: Channel, text: bytes) -> Any:
+        try:
+            return await asyncio.wait_for(channel.request(text + b"\n"), SOON)
+        except Failed:
+            return "failed"
+
+    async def body() -> None:
+        endpoint = Impatient(port, kind)
+        channel = Channel(await endpoint.open(WORLD, now() + SOON), endpoint)
+        torn_at(getattr(Channel, name).__code__, line, lambda: use(channel, made))
+        texts = [b"later", b"still later", b"last"]
+        replies = await asyncio.gather(*(later(channel, text) for text in texts))
+        assert replies in (texts, ["failed"] * 3)
+        assert await later(channel, b"silent") == "failed"
+        waiting = [future for future in made if not future.done()]
+        assert not waiting, "a request that never ends"
+        channel.close()
+        for future in made:
+            future.exception()  # else its loop complains
+
+    with fake_server(echo_until_silent) as port:
+        asyncio.run(body())
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from holdfast.io.clock import now
 from holdfast.stores.mysql import wakeups as mysql_listen
 from holdfast.stores.postgres import connect as postgres
 from holdfast.stores.postgres import wakeups as postgres_listen
-from holdfast.stores.redis import routes as redis_routes
-from holdfast.stores.redlock import wakeups as redlock_subscription
+from holdfast.stores.redis import connection as redis
+from holdfast.stores.redlock import wakeups as redlock_wakeups
 from holdfast.stores.sqlite import wakeups as sqlite_wakeups
 from holdfast.testing import Flavour, Harness, loops
 from holdfast.testing.contract import Bench, Peer
@@ -39,14 +39,8 @@ OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
         (postgres_listen.BlockingPostgresWakeups, "_share"),
         (postgres.PostgresConnector, "listen"),
     ),
-    "redis": (
-        (redis_routes.BlockingConnector, "subscription"),
-        (redis_routes.AsyncConnector, "subscription"),
-    ),
-    "redlock": (
-        (redlock_subscription.NameSubscription, "__init__"),
-        (redlock_subscription.AsyncNameSubscription, "connect"),
-    ),
+    "redis": ((redis.Connector, "subscription"),) * 2,
+    "redlock": ((redlock_wakeups.NameWakeups, "_attach"),) * 2,
     "sqlite": ((sqlite_wakeups.SocketFolder, "bind"),) * 2,
 }
 """What opens the subscription of the blocking client, and of the asyncio client."""

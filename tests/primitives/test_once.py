@@ -58,6 +58,62 @@ def test_many_at_once_share_one_run(bench: Bench) -> None:
     bench.run(body)
 
 
+def test_a_forgotten_job_runs_again(bench: Bench) -> None:
+    async def body() -> None:
+        first, second = bench.client(), bench.client()
+        assert await first.once("k").outcome() is None
+        assert await first.once("k").forget() is False
+        ours = await first.once("k").run(lambda: "first")
+        seen = await second.once("k").outcome()
+        assert seen is not None
+        assert (seen.value, seen.token, seen.ran) == ("first", ours.token, False)
+        assert await second.once("k").forget() is True
+        assert await second.once("k").outcome() is None
+        assert await second.once("k").forget() is False
+        again = await first.once("k").run(lambda: "again")
+        assert (again.ran, again.value, again.attempt) == (True, "again", 1)
+        assert again.took_over is None
+
+    bench.run(body)
+
+
+def test_only_its_own_record_is_forgotten_by_token(bench: Bench) -> None:
+    """A run that was replaced does not remove the record of its successor."""
+
+    async def body() -> None:
+        client = bench.client()
+        old = await client.once("k").run(lambda: "old")
+        assert await client.once("k").forget(token=old.token) is True
+        new = await client.once("k").run(lambda: "new")
+        assert await client.once("k").forget(token=old.token) is False
+        kept = await client.once("k").outcome()
+        assert kept is not None
+        assert (kept.value, kept.token) == ("new", new.token)
+
+    bench.run(body)
+
+
+def test_forgetting_waits_for_a_run_that_is_under_way(bench: Bench) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def work() -> str:
+        running.set()
+        assert go_on.wait(20)
+        return "value"
+
+    async def body() -> None:
+        first, second = bench.client(), bench.client()
+        run = asyncio.create_task(first.once("k").run(in_a_thread(bench, work)))
+        assert await asyncio.to_thread(running.wait, 20)
+        with pytest.raises(LockTimeout):
+            await second.once("k", timeout=0).forget()
+        go_on.set()
+        await run
+        assert await second.once("k").forget() is True
+
+    bench.run(body)
+
+
 def test_others_skip_by_choice(bench: Bench) -> None:
     running, go_on = threading.Event(), threading.Event()
 

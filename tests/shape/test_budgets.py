@@ -18,13 +18,16 @@ ROOT = Path(holdfast.__file__).parent
 LONGEST_FUNCTION = 50
 MOST_FILES_OF_A_STORE = 10
 MOST_MODULES_OF_A_FOLDER = 15
+MAY_BE_LONG = {"io": 19}
+"""Until ``http_aio`` and ``long_poll_aio`` are gone: their protocols move to the drivers."""
 SMALL_MODULE = 80
 MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 """Names that say what a module has: they stay apart also where they are short."""
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
-CODE_LINES = {"core": 1740, "io": 1665, "stores": 20687}
-"""Lines of code, without blanks, comments and docstrings, as they were when the stores became
-folders."""
+CODE_LINES = {"core": 1960, "io": 2950, "stores": 20000}
+"""Lines of code, without blanks, comments and docstrings. The rules of admission came from two
+stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store that
+moves to them leaves its own behind."""
 CODE_GROWTH = 1.05
 
 
@@ -58,7 +61,8 @@ def test_no_folder_is_a_long_list() -> None:
     counts = Counter(
         path.parent.relative_to(ROOT).as_posix() for path in modules() if path.stem != "__init__"
     )
-    assert {folder: n for folder, n in counts.items() if n > MOST_MODULES_OF_A_FOLDER} == {}
+    most = MOST_MODULES_OF_A_FOLDER
+    assert {f: n for f, n in counts.items() if n > MAY_BE_LONG.get(f, most)} == {}
 
 
 def importers() -> dict[str, set[str]]:

@@ -127,7 +127,7 @@ def test_a_blocking_client_loads_no_event_loop_and_no_client() -> None:
     program = (
         "import sys, holdfast\n"
         "with holdfast.connect('memory://light') as locks, locks.lock('a'): pass\n"
-        "heavy = {'asyncio', 'redis', 'psycopg', 'kazoo', 'pymysql', 'rich', 'sqlite3', 'ssl'}\n"
+        "heavy = {'asyncio', 'redis', 'psycopg', 'puresasl', 'pymysql', 'rich', 'sqlite3', 'ssl'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

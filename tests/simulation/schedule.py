@@ -230,9 +230,8 @@ def _judge(store: SimStore, clients: list[Client], report: Report, world: World)
         kept = len(client.renewer.holds) + len(client.renewer.waits) + len(client.renewer.undoing)
         if kept:
             report.problems.append(f"{client.node.name} still keeps {kept} claims")
-    now = store.ledger.now()
-    for name, state in store.ledger.names.items():
-        left = sum(held.ends > now for held in state.holds.values())
-        left += sum(not queued.stale(now) for queued in state.queue.values())
-        if left:
+    now = store.ledger.micros()
+    for name, stored in store.ledger.names.items():
+        info = stored.state.info(now)
+        if left := len(info.holders) + len(info.waiters):
             report.problems.append(f"{left} claims are left on {name!r}")

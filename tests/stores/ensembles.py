@@ -70,7 +70,7 @@ KINDS = {
         restarted=ETCD_ELECTION + 3.0 + ETCD_CHECK,
         again=REQUEST / 2 + SENT_AGAIN,
         longest=60.0,
-        grants={"lock": (b"/v3/kv/txn",), "semaphore": (b"/v3/kv/txn",)},
+        grants={"lock": (b"/etcdserverpb.KV/Txn",), "semaphore": (b"/etcdserverpb.KV/Txn",)},
     ),
     "consul": Kind(
         LinkedConsulTrio,

@@ -12,7 +12,6 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.io.http import Http, Reply
 from holdfast.io.runtime_aio import AsyncioRuntime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing import Flavour
@@ -28,17 +27,19 @@ MOST_AT_ONCE = 8
 class Counting:
     """Counts requests, and can hold one back, to be delivered later."""
 
-    def __init__(self, http: Http) -> None:
-        self.http, self.servers = http, http.servers
+    def __init__(self, http: Any) -> None:
+        self.http = http
+        """What sends the requests of the backend: ``Http`` of Consul, ``Wire`` of etcd."""
+        self.servers = getattr(http, "servers", None)
         self.asked: list[bytes] = []
         self.read = 0
         """The number of bytes in all answers."""
         self.lose = b""
         self.lost: tuple[bytes, bytes] | None = None
 
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         self.asked.append(line)
-        if self.lose and self.lose in line:
+        if self.lose and self.lose in line.lower():
             self.lose, self.lost = b"", (line, body)
             raise BackendUnavailable("lost by the test")
         reply = await self.http.ask(line, body, until)
@@ -60,8 +61,10 @@ class Peer:
         self._loop = asyncio.Runner() if flavour is Flavour.ASYNCIO else None
         backend: Any = self.run(self._open())
         self.backend = backend
-        client = backend.gateway if url.startswith("etcd") else backend.agent
-        self.post = client.http = Counting(client.http)
+        if url.startswith("etcd"):
+            self.post = backend.calls.wire = Counting(backend.calls.wire)
+        else:
+            self.post = backend.agent.http = Counting(backend.agent.http)
 
     async def _open(self) -> Any:
         return self.store.backend(BlockingRuntime() if self._loop is None else AsyncioRuntime())

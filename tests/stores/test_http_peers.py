@@ -12,7 +12,6 @@ from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.http import Reply
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
@@ -37,7 +36,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "etcd": Kind(
-        EtcdServer, 200, "lease", lambda server, old: server.ask("/v3/lease/revoke", {"ID": old})
+        EtcdServer, 0, "lease", lambda server, old: server.ask("/v3/lease/revoke", {"ID": old})
     ),
     "consul": Kind(
         ConsulServer,
@@ -210,7 +209,7 @@ def _slow(one: Peer, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ahead = [0.0]
     ask = one.post.ask
 
-    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         reply = await ask(line, body)
         ahead[0] += SLOW
         return reply

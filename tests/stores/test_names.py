@@ -44,7 +44,8 @@ class Names:
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
 
-    def _look_up(self, host: str, port: int, *how: Any, **more: Any) -> Any:
+    def _look_up(self, name: str | bytes, port: int, *how: Any, **more: Any) -> Any:
+        host = name if isinstance(name, str) else name.decode("idna")
         if not host.endswith(".test"):
             return self._real(host, port, *how, **more)
         self.asked.append(host)

@@ -232,7 +232,8 @@ def test_a_hold_that_was_overwritten_is_lost(servers: Servers, namespace: str) -
         one = make()
         grant = one.take(claim_of("name", Mode.SLOTS, limit=2))
         lease = grant.ref.session
-        body = {"key": grant.ref.key, "value": b64encode(b"x").decode(), "lease": lease}
+        key = b64encode(grant.ref.key.encode()).decode()
+        body = {"key": key, "value": b64encode(b"x").decode(), "lease": lease}
         server.ask("/v3/kv/put", body)
         longer = grant._replace(claim=grant.claim._replace(ttl=60.0))
         renewal = run_now(one.backend.renew([longer], [], until=now() + SOON))

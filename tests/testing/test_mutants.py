@@ -13,8 +13,9 @@ from harnesses.memory import MemoryHarness
 from holdfast.claim import Busy, Claim, Grant, Mode, Record
 from holdfast.core import admit
 from holdfast.core.contract import Guarantee, Page, Renewal
+from holdfast.core.queue import MICROS, HeldClaim, NameState, QueuedClaim
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.memory import Ledger, MemoryBackend, MemoryHold, MemoryStore, Name, Queued
+from holdfast.stores.memory import Ledger, MemoryBackend, MemoryStore
 from holdfast.testing import Flavour, conformance, contract
 from holdfast.testing import harness as testing_harness
 from holdfast.testing.conformance import bench as conformance_bench
@@ -41,14 +42,10 @@ def change(patch: Patch, owner: Any, word: str, make: Callable[[Any], Any]) -> N
 
 @mutant("taking.nobody_releases_another_s_hold")
 def release_ignores_the_owner(patch: Patch) -> None:
-    def release(self: MemoryBackend, grant: Grant) -> bool:
-        name, now = self._name(grant.claim.name)
-        ours = bool(name.holds)
-        name.holds.clear()
-        self.ledger.tidy(name, now)
-        return ours
+    def release(self: NameState[Any], owner: str, now: int) -> bool:
+        return bool(self.revoke(now))
 
-    patch.setattr(MemoryBackend, "_release", release)
+    patch.setattr(NameState, "release", release)
 
 
 @mutant("taking.tokens_grow")
@@ -56,7 +53,7 @@ def tokens_start_over(patch: Patch) -> None:
     def make(grant: Callable[..., Grant]) -> Callable[..., Grant]:
         return lambda *args: grant(*args)._replace(token=1)
 
-    change(patch, Ledger, "grant", make)
+    change(patch, NameState, "_grant", make)
 
 
 @mutant("taking.a_held_name_is_busy")
@@ -67,20 +64,20 @@ def everything_fits(patch: Patch) -> None:
 @mutant("taking.an_owner_gets_the_same_grant_again")
 def a_retry_is_a_stranger(patch: Patch) -> None:
     def make(attempt: Callable[..., Grant | Busy]) -> Callable[..., Grant | Busy]:
-        def strange(self: MemoryBackend, claim: Claim, join: bool) -> Grant | Busy:
-            return attempt(self, claim._replace(owner=secrets.token_hex()), join)
+        def strange(self: NameState[Any], claim: Claim, *rest: Any, **more: Any) -> Grant | Busy:
+            return attempt(self, claim._replace(owner=secrets.token_hex()), *rest, **more)
 
         return strange
 
-    change(patch, MemoryBackend, "_attempt", make)
+    change(patch, NameState, "attempt", make)
 
 
 @mutant("taking.not_joining_leaves_no_trace")
 def everybody_joins(patch: Patch) -> None:
-    def make(busy: Callable[..., Busy]) -> Callable[..., Busy]:
-        return lambda self, name, claim, place, now, join: busy(self, name, claim, place, now, True)
+    def make(wait: Callable[..., str]) -> Callable[..., str]:
+        return lambda self, claim, now, join, wall: wait(self, claim, now, True, wall)
 
-    change(patch, MemoryBackend, "_busy", make)
+    change(patch, NameState, "_wait", make)
 
 
 @mutant("taking.names_do_not_touch")
@@ -99,45 +96,40 @@ def a_promise_is_dropped(patch: Patch) -> None:
 @mutant("taking.release_says_whether_it_was_ours")
 def release_always_says_yes(patch: Patch) -> None:
     def make(release: Callable[..., bool]) -> Callable[..., bool]:
-        return lambda self, grant: release(self, grant) or True
+        return lambda self, owner, now: release(self, owner, now) or True
 
-    change(patch, MemoryBackend, "_release", make)
+    change(patch, NameState, "release", make)
 
 
 @mutant("line.nobody_barges_in")
 def nobody_is_in_front(patch: Patch) -> None:
-    patch.setattr(Name, "ahead_of", lambda self, owner: [])
+    patch.setattr(NameState, "_ahead_of", lambda self, owner: [])
 
 
 @mutant("line.a_release_wakes_the_waiter")
 def nobody_is_woken(patch: Patch) -> None:
-    def tidy(self: Ledger, name: Name, now: float) -> None:
-        return None
-
-    patch.setattr(Ledger, "tidy", tidy)
+    patch.setattr(Ledger, "wake", lambda self, state: None)
 
 
 @mutant("line.who_does_not_come_is_skipped")
 def nobody_is_skipped(patch: Patch) -> None:
-    patch.setattr(Queued, "stale", lambda self, now: False)
+    patch.setattr(QueuedClaim, "is_over", lambda self, now: False)
 
 
 @mutant("line.abandoning_leaves_no_trace")
 def abandoning_forgets_the_line(patch: Patch) -> None:
-    async def abandon(self: MemoryBackend, claim: Claim, *, until: float | None = None) -> None:
-        name, _ = self._name(claim.name)
-        name.holds.pop(claim.owner, None)
+    def abandon(self: NameState[Any], owner: str, now: int) -> None:
+        self.holds.pop(owner, None)
 
-    patch.setattr(MemoryBackend, "abandon", abandon)
+    patch.setattr(NameState, "abandon", abandon)
 
 
 @mutant("line.abandoning_a_hold_lets_the_next_in")
 def abandoning_forgets_the_hold(patch: Patch) -> None:
-    async def abandon(self: MemoryBackend, claim: Claim, *, until: float | None = None) -> None:
-        name, _ = self._name(claim.name)
-        name.queue.pop(claim.owner, None)
+    def abandon(self: NameState[Any], owner: str, now: int) -> None:
+        self.queue.pop(owner, None)
 
-    patch.setattr(MemoryBackend, "abandon", abandon)
+    patch.setattr(NameState, "abandon", abandon)
 
 
 @mutant("line.exchange_hands_over")
@@ -145,22 +137,18 @@ def exchange_keeps_the_hold(patch: Patch) -> None:
     async def exchange(
         self: MemoryBackend, grant: Grant, claim: Claim
     ) -> tuple[bool, Grant | Busy]:
-        return True, self._attempt(claim, join=True)
+        return True, await self.attempt(claim, join=True)
 
     patch.setattr(MemoryBackend, "exchange", exchange)
 
 
 @mutant("line.exchange_does_not_deafen_a_waiter")
 def exchange_replaces_the_signal(patch: Patch) -> None:
-    def make(busy: Callable[..., Busy]) -> Callable[..., Busy]:
-        def deafening(self: MemoryBackend, name: Name, claim: Claim, *rest: Any) -> Busy:
-            if claim.owner in name.queue:
-                name.queue[claim.owner].signal = self.runtime.signal()
-            return busy(self, name, claim, *rest)
+    def deafening(self: MemoryBackend, state: NameState[Any], claim: Claim) -> None:
+        if claim.owner in state.queue:
+            state.queue[claim.owner].wake = self.runtime.signal()
 
-        return deafening
-
-    change(patch, MemoryBackend, "_busy", make)
+    patch.setattr(MemoryBackend, "_prepare_wake", deafening)
 
 
 @mutant("line.a_nudge_ends_a_wait")
@@ -171,28 +159,30 @@ def nudges_are_not_heard(patch: Patch) -> None:
 @mutant("keeping.a_hold_ends_with_its_ttl")
 def holds_never_end(patch: Patch) -> None:
     def make(start: Callable[..., None]) -> Callable[..., None]:
-        return lambda self, grant, since, ends: start(self, grant, since, ends + 1000)
+        return lambda self, *args: start(self, *args[:-1], args[-1] + 1000 * MICROS)
 
-    change(patch, MemoryHold, "__init__", make)
+    change(patch, HeldClaim, "__init__", make)
 
 
 @mutant("keeping.a_hold_ends_with_its_ttl")
 def holds_end_early(patch: Patch) -> None:
     def make(start: Callable[..., None]) -> Callable[..., None]:
-        def early(self: MemoryHold, grant: Grant, since: float, ends: float) -> None:
-            start(self, grant, since, ends - grant.claim.ttl / 2)
+        def early(self: HeldClaim, claim: Claim, *args: Any) -> None:
+            start(self, claim, *args[:-1], args[-1] - int(claim.ttl / 2 * MICROS))
 
         return early
 
-    change(patch, MemoryHold, "__init__", make)
+    change(patch, HeldClaim, "__init__", make)
 
 
 @mutant("keeping.renewing_never_revives")
 def renewing_takes_the_name_again(patch: Patch) -> None:
     async def renew(self: MemoryBackend, grants: Iterable[Grant], *_: Any, **__: Any) -> Renewal:
         for grant in grants:
-            name, now = self._name(grant.claim.name)
-            name.holds[grant.claim.owner] = MemoryHold(grant, now, now + grant.claim.ttl)
+            claim = grant.claim
+            state, now = self._state(claim.name)
+            held = HeldClaim(claim, grant.token, grant.slots, now, now + int(claim.ttl * MICROS))
+            state.holds[claim.owner] = held
         return Renewal()
 
     patch.setattr(MemoryBackend, "renew", renew)
@@ -209,7 +199,7 @@ def renewing_does_nothing(patch: Patch) -> None:
 @mutant("keeping.revoking_ends_a_hold")
 def revoking_spares_the_holder(patch: Patch) -> None:
     async def revoke(self: MemoryBackend, name: str) -> list[int]:
-        return [held.grant.token for held in self._name(name)[0].holds.values()]
+        return [held.token for held in self._state(name)[0].holds.values()]
 
     patch.setattr(MemoryBackend, "revoke", revoke)
 
@@ -243,7 +233,7 @@ def limits_are_not_compared(patch: Patch) -> None:
 @mutant("looking.a_record_needs_a_live_hold")
 def anybody_records(patch: Patch) -> None:
     async def record(self: MemoryBackend, grant: Grant, value: str, renewer: float) -> bool:
-        name, now = self._name(grant.claim.name)
+        name, now = self._name(grant.claim.name), self.ledger.now()
         name.record = (Record(value, grant.token, 0.0), now, now + renewer)
         return True
 

@@ -1,9 +1,9 @@
 """Tells failed tests apart: a broken promise of a lock is never run again, anything else once.
 
 A failure is a broken promise if an assertion failed, or an expected refusal did not come, in a
-statement that speaks of exclusion, tokens, fences or traces left behind, or in a test named after
-one of these. The words below are chosen wide: a failure that is taken for a broken promise by
-mistake only means that it is not run again.
+statement that speaks of exclusion, tokens, fences, records of jobs or traces left behind, or in a
+test named after one of these. The words below are chosen wide: a failure that is taken for a broken
+promise by mistake only means that it is not run again.
 
 A machine may be suspended during a test, as virtual machines are for a snapshot. Its wall clock
 then jumps, and servers end what clients still count as held: such a run of a test shows nothing. It
@@ -35,12 +35,12 @@ _STARTED = pytest.StashKey[float]()
 IN_STATEMENT = re.compile(
     r"faults\(|overlap|exclu|both|token|[Ff]ence|[Ss]tale|trace|left|leak|remain(?!ing)|orphan"
     r"|Busy|Grant|holders|waiters|\binfo\b|lock_info|\bis None\b|descriptors|fds\b|threads"
-    r"|keys\(|rows\("
+    r"|keys\(|rows\(|\brecord\b|recall"
 )
 IN_NAME = re.compile(
     r"overlap|exclu|two_hold|both|token|fence|guard|stale|trace|leak|leaves|left_behind|barge"
     r"|nobody|undo|orphan|simulation|model|not_granted|grants_no|grants_nothing|no_claim|no_holder"
-    r"|no_waiter|not_admitted|taken_back"
+    r"|no_waiter|not_admitted|taken_back|twice|runs_once"
 )
 UNCLOSED = re.compile(r"ResourceWarning|PytestUnraisableExceptionWarning")
 DID_NOT_RAISE = re.compile(r"DID NOT RAISE")

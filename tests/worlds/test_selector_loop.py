@@ -27,7 +27,7 @@ class WindowsLoop(asyncio.SelectorEventLoop):
 
 STORES = [
     name
-    for name in ("postgres", "postgres-advisory", "mysql", "mysql-advisory")
+    for name in ("redis", "postgres", "postgres-advisory", "mysql", "mysql-advisory")
     if name in harness_classes()
 ]
 

@@ -18,11 +18,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with connect(options.store or options.url, options.namespace) as locks:
         findings = locks.check()
-        promised = sorted(map(str, locks.guarantees))
+        guaranteed = sorted(map(str, locks.guarantees))
     if options.json:
-        print_json({"guarantees": promised, "findings": [f._asdict() for f in findings]})
+        print_json({"guarantees": guaranteed, "findings": [f._asdict() for f in findings]})
     else:
         print_table(("", "LOOKED AT", "FOUND"), [(f.level, f.subject, f.detail) for f in findings])
-        promises = f"promises {', '.join(promised)}"
-        print("", *(wrap(promises, terminal_columns()) if is_terminal(1) else [promises]), sep="\n")
+        line = f"guarantees {', '.join(guaranteed)}"
+        print("", *(wrap(line, terminal_columns()) if is_terminal(1) else [line]), sep="\n")
     return 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from holdfast.cli.output.text import say
 from holdfast.cli.parsing.options import (
     Parser,
+    bind_address,
     connect_to_hold,
     epoch_option,
     length,
@@ -20,6 +23,7 @@ from holdfast.cli.run.signals import Interrupted
 from holdfast.cli.run.waiting import Waiting
 
 if TYPE_CHECKING:
+    from holdfast.cli.health import HealthServer
     from holdfast.primitives.election import Election
 
 __all__ = ["main"]
@@ -41,24 +45,41 @@ def main(argv: list[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="what is led")
     parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
     parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")
+    parser.add_argument(
+        "--health",
+        metavar="HOST:PORT",
+        type=bind_address,
+        help="answer probes over HTTP: leader or standby",
+    )
     epoch_option(parser)
     store_options(parser)
     options = parser.parse_args(own)
     child = prepare(command, "elect", repeats=True)
     try:
-        with connect_to_hold(options) as locks:
+        with _health(options) as health, connect_to_hold(options) as locks:
             election = locks.election(options.name, note=options.note)
             shown = f"the leadership of {election.name!r}"
             waiting = Waiting(locks, election.name, shown=shown, holds="held", seconds=None)
             ending = None
             while ending is None:
-                ending = _term(child, election, waiting)
+                ending = _term(child, election, waiting, health)
     finally:
         child.close()
     return answer(ending)
 
 
-def _term(child: Command, election: Election, waiting: Waiting) -> Ending | None:
+def _health(options: SimpleNamespace) -> AbstractContextManager[HealthServer | None]:
+    """The server for probes, if one was asked for: its modules take as long to load as ours."""
+    if options.health is None:
+        return nullcontext()
+    from holdfast.cli.health import HealthServer
+
+    return HealthServer(options.health, options.name)
+
+
+def _term(
+    child: Command, election: Election, waiting: Waiting, health: HealthServer | None
+) -> Ending | None:
     """One campaign and what follows; ``None`` if another is due."""
     from holdfast.errors import BackendUnavailable, LockLost
 
@@ -68,6 +89,8 @@ def _term(child: Command, election: Election, waiting: Waiting) -> Ending | None
     try:
         with waiting, election.campaign() as lease:
             waiting.end()
+            if health is not None:
+                health.lease = lease
             ending = run_command(child, lease, environment(lease))
         if not ending.cut:
             return ending

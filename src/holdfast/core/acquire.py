@@ -36,8 +36,10 @@ LONG_WAIT_SECONDS = 10.0
 """A longer wait is logged, once."""
 LOOK_SECONDS = 0.4
 """How long a timeout may be delayed to name the holder."""
+FIRST_REQUEST_SECONDS = 1.0
 LEAST_REQUEST_SECONDS = 0.5
-"""A request has at least this long for its answer, also if the caller's timeout is nearly over."""
+"""The first request of an acquire has at least the first value for its answer, however short the
+caller's timeout is; a later one the second, also if the timeout is nearly over."""
 SPIN_SECONDS = 0.002
 """A wait that ends sooner than this counts as a spin."""
 MOST_SPINS = 8
@@ -48,8 +50,10 @@ REFUSALS = (LockTimeout, GuaranteeNotMet, Incompatible, Unsupported)
 async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold:
     """Acquires the name now or raises ``LockTimeout``; joins no queue."""
     sent = engine.runtime.now()
+    # A store that was slow before gets longer; one that hangs must not delay the caller for long.
+    by = sent + max(FIRST_REQUEST_SECONDS, engine.renewer.finish_seconds())
     try:
-        answer = await engine.backend.attempt(claim, join=False)
+        answer = await engine.backend.attempt(claim, join=False, until=by)
         engine.renewer.answered(sent)
         if isinstance(answer, Grant):
             hold = engine.take(answer, sent, options)
@@ -61,7 +65,10 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
         raise
     except BaseException as error:
         if not _is_refusal(error):
-            await engine.undo(claim)
+            if isinstance(error, BackendUnavailable):
+                engine.renewer.unanswered(sent)
+            late = engine.runtime.now() >= by
+            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS)
         raise
     raise await _timed_out(engine, claim, options, answer.reason)
 
@@ -82,7 +89,7 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
             await _wait_locally(engine, waiter, options, outage)
             return await _wait_in_store(engine, waiter, options, outage)
         # The usual case, with no step more than needed: no other waiter, and the name is free.
-        by = _answer_by(sent, sent + engine.patience if until is None else until)
+        by = sent + max(FIRST_REQUEST_SECONDS, engine.patience if until is None else until - sent)
         try:
             answer = await engine.backend.attempt(claim, join=True, until=by)
         except BackendUnavailable as error:  # perhaps a stale connection: _wait_in_store retries
@@ -183,10 +190,6 @@ async def _wait_in_store(
 def _is_refusal(error: BaseException) -> bool:
     """Whether an attempt that ended with this error changed nothing in the store."""
     return isinstance(error, REFUSALS) or (isinstance(error, BackendUnavailable) and error.final)
-
-
-def _answer_by(sent: float, limit: float) -> float:
-    return max(limit, sent + LEAST_REQUEST_SECONDS)
 
 
 class _StoreWait:
@@ -296,7 +299,7 @@ class _Outage:
         limit = self.until
         if limit is None:
             limit = (sent if self._since is None else self._since) + self._engine.patience
-        return _answer_by(sent, limit)
+        return max(limit, sent + LEAST_REQUEST_SECONDS)
 
     def local_limit(self) -> float:
         """When a waiter behind others of its client gives up."""
@@ -316,25 +319,34 @@ class _Outage:
         return max(since, self._started)
 
     def failed(self, error: BackendUnavailable, sent: float) -> None:
-        """Counts an attempt that was not answered; raises ``BackendUnavailable`` with this cause
-        when the time is over, or if it is final."""
+        """Counts an attempt that was not answered and is made again at once; raises
+        ``BackendUnavailable`` with this cause when the time is over, or if it is final."""
+        self._count(error, sent)
+        self._trace(0.0, error)
+
+    def _count(self, error: BackendUnavailable, sent: float) -> None:
         if error.final:
             raise error
         self._tries += 1
+        self._engine.renewer.unanswered(sent)
         known = self._engine.local_queues.unreachable(self._claim.name, sent, error)
         self._since = self._seen(known.since)
         self._check_time(0.0, error)
 
     async def wait(self, error: BackendUnavailable, sent: float) -> None:
         """As ``failed``; returns when it is time to attempt again."""
-        self.failed(error, sent)
+        self._count(error, sent)
         runtime = self._engine.runtime
         delay = self._pause()
         self._check_time(delay, error)
+        self._trace(delay, error)
+        await runtime.sleep(delay)
+
+    def _trace(self, delay: float, error: BackendUnavailable) -> None:
+        """Logs the attempt that failed, and how long it is until the next one."""
         if trace := log.tracer("store"):
             text = "unreachable: attempt %d for %r; the next one in %.3g s: %s"
             trace(text, self._tries, self._claim.name, delay, error)
-        await runtime.sleep(delay)
 
     def _pause(self) -> float:
         """Seconds until the next attempt. The last pause is cut, so that there is an attempt

@@ -18,6 +18,7 @@ from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 
 __all__ = [
     "Backend",
+    "Exchanging",
     "Finding",
     "Glancing",
     "Guarantee",
@@ -80,7 +81,8 @@ class Runtime(Protocol):
         ...
 
     def wall(self) -> float:
-        """Seconds since the epoch, for people and for token floors only."""
+        """Seconds since the epoch: for people, for token floors, and to notice that the machine was
+        stopped from outside. It may be set at any time, so no end of a hold depends on it."""
         ...
 
     def me(self) -> Hashable:
@@ -212,10 +214,6 @@ class Backend(Protocol):
         """Makes a ``wait`` of this backend for this claim return now. From any thread."""
         ...
 
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
-        """``release(grant)`` and ``attempt(claim, join=True)`` in one, in this order."""
-        ...
-
     async def renew(
         self,
         grants: Sequence[Grant],
@@ -300,6 +298,20 @@ class Glancing(Protocol):
 
     def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
         """The holds that are over, by owner, with the reason. Sends nothing and never waits."""
+        ...
+
+
+@runtime_checkable
+class Exchanging(Protocol):
+    """A backend that can release and attempt in one request, for the next waiter of its client.
+
+    Without it the core releases, and the release wakes that waiter when its turn comes."""
+
+    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
+        """``release(grant)`` and ``attempt(claim, join=True)`` in one, in this order; both are of
+        the same name. Ends nothing if it raises ``LimitMismatch``. A store in which an attempt on
+        behalf of a waiter could grant its claim twice answers ``Busy`` for a claim that is in the
+        queue."""
         ...
 
 

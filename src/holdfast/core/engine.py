@@ -7,7 +7,7 @@ from weakref import WeakMethod, ref
 
 from holdfast.claim import Claim, FenceKeys, Grant, write_label
 from holdfast.core import log
-from holdfast.core.contract import Backend, Runtime, Store
+from holdfast.core.contract import Backend, Exchanging, Runtime, Store
 from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.core.local_queue import LocalQueues, LocalWaiter
 from holdfast.core.renewer import LATEST_ARRIVAL_SECONDS, Renewer
@@ -32,6 +32,7 @@ class Engine:
         self.patience, self.epoch = patience, epoch
         self.fence_keys = FenceKeys()
         self.backend: Backend = store.backend(runtime)
+        self._exchanging = self.backend if isinstance(self.backend, Exchanging) else None
         self.local_queues = LocalQueues(runtime)
         self.reentry: dict[tuple[int, str], Hold] = {}
         """The newest hold by thread or task and name: for re-entry, and to find self-deadlocks."""
@@ -127,7 +128,8 @@ class Engine:
         """Ends a hold. Returns whether it was still ours, or ``None`` if that is unknown: the store
         did not answer, or only to a repeated request.
 
-        If another waiter of this client is next, release and attempt are one exchange.
+        If another waiter of this client is next, release and attempt are one exchange, where the
+        store has that.
         """
         claim = hold.grant.claim
         next_waiter: LocalWaiter | None = None
@@ -136,11 +138,12 @@ class Engine:
             self.releasing.add(claim.owner)
             if not self.release_local(hold):
                 return self._is_still_held(hold)
-            next_waiter = self.local_queues.in_store_queue(claim.name)
-            if next_waiter is None:
+            if self._exchanging is not None:
+                next_waiter = self.local_queues.in_store_queue(claim.name)
+            if self._exchanging is None or next_waiter is None:
                 ours = await self.backend.release(hold.grant)
             else:
-                ours, answer = await self.backend.exchange(hold.grant, next_waiter.claim)
+                ours, answer = await self._exchanging.exchange(hold.grant, next_waiter.claim)
                 await self._deliver(next_waiter, answer, sent)
         except HoldfastError as error:
             log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)

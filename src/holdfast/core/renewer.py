@@ -39,10 +39,12 @@ LEAST_UNDO_SECONDS = 1.0
 """The request of an undo has at least this long, also if a hold is due for renewal."""
 FINISH_SECONDS = 0.5
 LONGEST_FINISH_SECONDS = 5.0
+LEAST_FINISH_SECONDS = 0.1
 SLOW_ANSWERS = 3
 """``close`` waits this long without any answer, however much is to be released: half a second, or
-three times as long as the store's answers have taken before, five seconds at the most. The
-renewer's thread then goes on for at most five seconds in the background."""
+three times as long as the store's answers have taken before, five seconds at the most. Less, a
+tenth of a second, if the store has not answered a caller for as long already, and nothing is held
+or waits. The renewer's thread then goes on for at most five seconds in the background."""
 NEW_CONNECTION = 2
 """The first answer came over a new connection, which takes several round trips, and so may the
 first request of the renewer: ``close`` waits twice as long as that answer took, too."""
@@ -103,6 +105,9 @@ class Renewer(PlannedLoop):
         self._recounted_at = -NEVER
         self._answer_seconds = self._first_answer_seconds = 0.0
         self._answered_at = -NEVER
+        self._silent_since = NEVER
+        """When the first request was sent that the store has not answered, since its last
+        answer."""
         self._undo_tries = 0
         self._undo_again_at = -NEVER
         """No undo is tried before this: the last one failed, and the others would fail, too."""
@@ -119,6 +124,8 @@ class Renewer(PlannedLoop):
         self.has_short_grant = False
         """Whether a hold from a direct grant was added, which needs a renewal soon."""
         self.refreshed_at = 0.0
+        self._all_due = False
+        """Whether to renew all holds in the next round, however long ago their last renewal is."""
         self._glances: Callable[[Sequence[Grant]], dict[str, str]] | None
         self._glances = getattr(backend, "glance", None)
         # A new hold should not have to wake the renewer for a glance, either.
@@ -147,6 +154,12 @@ class Renewer(PlannedLoop):
         """The times of a registered hold have changed, and may be earlier now."""
         self.plan(hold.next_at())
         self.watcher.plan(hold.doubtful_at)
+
+    def renew_all(self) -> None:
+        """Renews all holds now, and refreshes all waiters. Safe on the watcher's thread."""
+        if self.holds or self.waits:
+            self._all_due = True
+            self.plan(float("-inf"))
 
     def remove(self, hold: Hold) -> bool:
         """Stops renewing and watching a hold; true for exactly one caller."""
@@ -195,19 +208,32 @@ class Renewer(PlannedLoop):
             self._first_answer_seconds = now - sent
         self._answer_seconds = max(now - sent, 0.9 * self._answer_seconds)
         self._answered_at = now
+        self._silent_since = NEVER
         if self.closing:
             self.finish_by = now + self.finish_seconds()
 
+    def unanswered(self, sent: float) -> None:
+        """The store has not answered a caller's request that was sent at ``sent``."""
+        self._silent_since = min(self._silent_since, sent)
+
     def finish_seconds(self) -> float:
-        """How long to wait at the end of the client for an answer of the store."""
+        """How long a store that hangs may delay a caller that has no time left."""
         slow, first = self._answer_seconds, self._first_answer_seconds
         seconds = max(FINISH_SECONDS, SLOW_ANSWERS * slow, NEW_CONNECTION * first)
         return min(seconds, LONGEST_FINISH_SECONDS)
 
+    def close_seconds(self) -> float:
+        """How long ``close`` waits for an answer of the store. The time that a caller has waited in
+        vain counts, unless something is surely stored that ``close`` has to remove."""
+        silent = max(0.0, self.runtime.now() - self._silent_since)
+        if self.holds or self.waits:
+            silent = 0.0
+        return max(LEAST_FINISH_SECONDS, self.finish_seconds() - silent)
+
     def close(self) -> None:
         """Ends the loop soon; ``finish`` follows. May be called again."""
         if not self.closing:
-            self.finish_by = self.runtime.now() + self.finish_seconds()
+            self.finish_by = self.runtime.now() + self.close_seconds()
             self.closing = True
         self.signal.set()
 
@@ -347,17 +373,20 @@ class Renewer(PlannedLoop):
                 self.undo(hold.grant.claim, landed=True)
 
     async def _renew_due(self) -> None:
+        # Before the clock is read: if it is set again from here on, there is another round.
+        all_due, self._all_due = self._all_due, False
         now = self.runtime.now()
         holds = list(self.holds.values())
         refresh = bool(self.waits) and now >= self.refreshed_at + REFRESH_SECONDS
-        full = refresh or any(hold.renew_at <= now for hold in holds)
+        full = all_due or refresh or any(hold.renew_at <= now for hold in holds)
         if now >= self._recount_at:
             self._recount_at, self._recounted_at = NEVER, now
         elif not full:
             return
         # Holds that are due soon are included: so a client sends one batch per interval.
         # A hold that never got a handle is not renewed: its acquire was interrupted, or goes on.
-        soon = [hold for hold in holds if hold.renew_at <= now + hold.grant.claim.ttl / 6]
+        share = 1 if all_due else 1 / 6
+        soon = [hold for hold in holds if hold.renew_at <= now + share * hold.grant.claim.ttl]
         waits = self._live_waits(only_recount=not full)
         change = Change()
         begun: list[Hold] = []

@@ -27,6 +27,12 @@ FAILURE_PAUSE_SECONDS = 0.5
 TICK_SECONDS = 1.0
 """A timed wait stops while the machine is suspended, and certain time does not. So the clock is
 read this often while something is held."""
+JUMP_SECONDS = 0.3
+"""If the wall clock has gained more than this on the clock of certain time since the last tick, the
+machine was perhaps stopped from outside, as for a snapshot or a migration of a virtual machine: the
+clock of certain time stood still then, and the store's did not. Or the wall clock was set."""
+READING_SECONDS = 0.1
+"""Two clocks are compared only if reading them took less than this."""
 IDLE_TICKS = 5
 """After this many ticks with nothing held the loop sleeps until the next hold. So a program with
 many short holds hardly ever has to wake it."""
@@ -107,6 +113,8 @@ class EndWatcher(PlannedLoop):
         super().__init__(runtime)
         self.renewers: dict[int, Renewer] = {}
         self._idle = 0
+        self._wall_ahead = NEVER
+        """By how much the wall clock was ahead of the clock of certain time at the last tick."""
 
     def watch(self, renewer: "Renewer") -> None:
         """Watches the holds of this client from now on."""
@@ -126,6 +134,7 @@ class EndWatcher(PlannedLoop):
 
     def check_ends(self) -> float:
         """Checks the end of every hold once; returns when the next check is due."""
+        self._check_clocks()
         now, due = self.runtime.now(), NEVER
         for renewer in list(self.renewers.values()):
             try:
@@ -142,12 +151,25 @@ class EndWatcher(PlannedLoop):
 
     def _tick(self) -> bool:
         """A cheap check between two events; returns whether to go on waiting for the next event."""
+        self._check_clocks()
         now, renewers = self.runtime.now(), list(self.renewers.values())
         for renewer in renewers:
             if renewer.planned <= now:  # it waits for a time that has passed in a suspend
                 renewer.signal.set()
         self._idle = 0 if any(renewer.holds for renewer in renewers) else self._idle + 1
         return self._idle <= IDLE_TICKS
+
+    def _check_clocks(self) -> None:
+        """Has everything renewed now if the wall clock has jumped ahead. That ends no hold by
+        itself: the wall clock may just have been set. The store's answer decides."""
+        before, wall, now = self.runtime.now(), self.runtime.wall(), self.runtime.now()
+        if now - before > READING_SECONDS:  # this thread stood still in between
+            return
+        gained = wall - now - self._wall_ahead
+        self._wall_ahead = wall - now
+        if gained > JUMP_SECONDS:
+            for renewer in list(self.renewers.values()):
+                renewer.renew_all()
 
     def forked(self) -> None:
         super().forked()

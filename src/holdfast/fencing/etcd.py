@@ -8,12 +8,13 @@ with holdfast.connect("etcd://localhost") as locks, locks.lock("config") as leas
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from typing import Any
 
 from holdfast.fencing.own_store import OwnStoreGuard
 from holdfast.stores.etcd import requests
-from holdfast.stores.etcd.session import TXN, Ref
+from holdfast.stores.etcd.calls import TXN
+from holdfast.stores.etcd.messages import TxnReply
+from holdfast.stores.etcd.session import Ref
 
 __all__ = ["EtcdGuard", "guard"]
 
@@ -33,26 +34,23 @@ class EtcdGuard(OwnStoreGuard):
         root: str = self._backend.store.names.root
         return root.removesuffix("locks/")
 
-    async def _transact(self, key: str, request: bytes) -> dict[str, Any]:
+    async def _transact(self, key: str, request: bytes) -> TxnReply:
         """Sends one request in a transaction that checks the hold's entry. Returns its reply.
         Raises ``StaleFence`` if the entry is gone."""
         grant = self._lease._hold.grant
         mine = Ref(*grant.ref).exists()
-        answer = await self._backend.gateway.post(TXN, requests.txn([mine], [request]))
-        if not answer.get("succeeded"):
+        answer: TxnReply = await self._backend.calls.call(TXN, requests.txn([mine], [request]))
+        if not answer.succeeded:
             raise await self._refused(key)
-        reply: dict[str, Any] = answer["responses"][0]
-        return reply
+        return answer
 
     async def _get(self, key: str) -> bytes | None:
-        request = b'{"request_range":{"key":"%b"}}' % requests.encoded(key)
-        found = (await self._transact(key, request))["response_range"].get("kvs")
-        return b64decode(found[0].get("value", "")) if found else None
+        request = requests.read(requests.only(key.encode()))
+        found = (await self._transact(key, request)).range(0).kvs
+        return found[0].value if found else None
 
     async def _put(self, key: str, value: bytes) -> None:
-        parts = requests.encoded(key), b64encode(value)
-        await self._transact(key, b'{"request_put":{"key":"%b","value":"%b"}}' % parts)
+        await self._transact(key, requests.put(key.encode(), value))
 
     async def _delete(self, key: str) -> bool:
-        reply = await self._transact(key, requests.delete(requests.encoded(key)))
-        return int(reply["response_delete_range"].get("deleted", 0)) > 0
+        return (await self._transact(key, requests.delete(key.encode()))).deleted(0)

@@ -73,7 +73,7 @@ class Gate:
         (``Unsupported``), those that are known pass as ever.
         """
         if Guarantee.RECORDS not in locks.guarantees:
-            raise Unsupported(f"{locks!r} can't keep a gate: it has no RECORDS")
+            raise Unsupported(f"{locks!r} can't keep a gate: its store does not guarantee RECORDS")
         self._locks = locks
         self.fence_keys = FenceKeys(fence_keys) or locks._engine.fence_keys
         self._limit, self._recorded, self._day = limit, 0, monotonic()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
-
 from holdfast.errors import BackendUnavailable
 from holdfast.fencing.own_store import OwnStoreGuard
 from holdfast.stores.zookeeper.client.packets import (
     Check,
     Delete,
     Multi,
+    NodeExists,
+    NoNode,
     Persistent,
     Plain,
     Read,
@@ -57,7 +57,7 @@ class ZooKeeperGuard(OwnStoreGuard):
         await self._backend.request(await self._backend.any_session(), multi)
         if not multi.failed:
             return None
-        if isinstance(multi.value[0], NoNodeError):
+        if isinstance(multi.value[0], NoNode):
             raise await self._refused(key)
         wrong: Exception = multi.value[1]
         return wrong
@@ -79,9 +79,9 @@ class ZooKeeperGuard(OwnStoreGuard):
             wrong = await self._change(key, change)
             if wrong is None:
                 return
-            if isinstance(wrong, NodeExistsError):  # another client created it
+            if isinstance(wrong, NodeExists):  # another client created it
                 change = Write(key, value)
-            elif isinstance(wrong, NoNodeError):
+            elif isinstance(wrong, NoNode):
                 if isinstance(change, Plain):
                     parent = key.rpartition("/")[0]
                     await self._backend.make_node(
@@ -94,6 +94,6 @@ class ZooKeeperGuard(OwnStoreGuard):
 
     async def _delete(self, key: str) -> bool:
         wrong = await self._change(key, Delete(key))
-        if wrong is not None and not isinstance(wrong, NoNodeError):
+        if wrong is not None and not isinstance(wrong, NoNode):
             raise wrong
         return wrong is None

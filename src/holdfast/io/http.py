@@ -1,4 +1,4 @@
-"""Keep-alive HTTP/1.1 to a few equal hosts, blocking, for etcd and Consul.
+"""Keep-alive HTTP/1.1 to a few equal hosts, blocking, for Consul.
 
 ``Servers`` has what a URL says, and is shared with the asyncio variant, ``http_aio``. Requests go
 to the current host; if it fails, the next host becomes the current one. Idle connections are a
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import httptools
 
-from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
+from holdfast.io.hosts import Hosts, Tls, describe
 from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.sockets import open_socket, readable
 
@@ -27,32 +26,16 @@ __all__ = ["BlockingHttp", "Http", "HttpConnection", "Reply", "Responses", "Serv
 
 # A connection that was idle for longer is checked before use: its server may have closed it.
 TRUSTED_IDLE_SECONDS = 0.02
-# The time of a request is divided by the number of hosts, but at most by this.
-MOST_HOST_SHARES = 3
 READ_BYTES = 16_384
 MOST_HEAD_BYTES = 65_536
 MOST_ANSWER_BYTES = 64 * 2**20
-"""The longest answer, head and body; for a stream, the longest unread part."""
+"""The longest answer, head and body."""
 LONGEST_INDEX = 20
 LONGEST_MESSAGE = 200
 # Poll needs no kernel object, unlike epoll, and has no highest descriptor, unlike select.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 # Closes with a reset, so that unsent data never reaches the server late.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
-
-class Tls(NamedTuple):
-    """Paths of the certificates. Verification is always on."""
-
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-
-    def context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca or None)
-        if self.cert:
-            context.load_cert_chain(self.cert, self.key or None)
-        return context
 
 
 class Reply(NamedTuple):
@@ -105,17 +88,6 @@ class Responses:
         self._done = self._headed = False
         return reply
 
-    def pieces(self) -> list[bytes]:
-        """The parts of an endless body that were received since the last call."""
-        body, self._body, self._taken = self._body, [], 0
-        return body
-
-    @property
-    def status(self) -> int:
-        """The status of the response that is being read; 0 before its first line."""
-        status: int = self._parser.get_status_code()
-        return status
-
 
 class IndexedResponses(Responses):
     """Reads Consul's index header too."""
@@ -125,8 +97,8 @@ class IndexedResponses(Responses):
             self._index = int(value)
 
 
-class Servers:
-    """The hosts of one store, and which of them is current. Shared by all its backends."""
+class Servers(Hosts):
+    """The hosts of one store that is asked over HTTP/1.1."""
 
     def __init__(
         self,
@@ -137,80 +109,20 @@ class Servers:
         request_seconds: float,
         responses: Callable[[], Responses] = Responses,
     ) -> None:
-        self.display, self.hosts = display, hosts
-        # A host that hangs, or lost a request in an election, must leave time for the others.
-        self.request_seconds = request_seconds / min(len(hosts), MOST_HOST_SHARES)
+        super().__init__(display, hosts, tls=tls, request_seconds=request_seconds)
         self.responses = responses
         self.headers = b""
         """Header lines that every request carries (credentials)."""
-        self.bare = b""
-        """The request that carries none of them: the one that asks for credentials."""
-        self.known = False
-        """Whether a server has answered as this kind of store does. Before that, an answer of
-        another kind means that it is another kind of server; later it may be a proxy's."""
-        self.closed_hint = ""
-        """Why the server may close connections, for messages."""
-        self.current = 0
-        self._tls = tls
-        self._context: ssl.SSLContext | None = None
-        self._names = [
-            (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
-            for host, port in hosts
-        ]
-
-    @property
-    def tls(self) -> bool:
-        return self._tls is not None
-
-    def context(self) -> ssl.SSLContext | None:
-        """The TLS settings, read from their files at first use."""
-        if self._tls is not None and self._context is None:
-            try:
-                self._context = self._tls.context()
-            except (OSError, ssl.SSLError) as error:
-                raise BackendUnavailable(
-                    f"{self.display}: the TLS certificates can't be used ({error})"
-                ) from None
-        return self._context
-
-    def name(self, host: int) -> str:
-        return self._names[host].decode()
-
-    def failed(self, host: int) -> None:
-        """Makes the next host the current one, unless another thread has done so already."""
-        if self.current == host:
-            self.current = (host + 1) % len(self.hosts)
 
     def request(self, host: int, line: bytes, body: bytes) -> bytes:
-        """The bytes of a request. ``line`` is its method and path, such as ``POST /v3/kv/txn``."""
+        """The bytes of a request. ``line`` is its method and path, such as ``PUT /v1/txn``."""
         return b"%b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
             line,
-            self._names[host],
-            b"" if line == self.bare else self.headers,
+            self.authorities[host],
+            self.headers,
             len(body),
             body,
         )
-
-    def closed(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self.display} was closed")
-
-    def unavailable(self, tried: list[str]) -> BackendUnavailable:
-        return BackendUnavailable(f"{self.display} can't be reached: {'; '.join(tried)}")
-
-    def unknown(self, host: int, line: bytes, error: BaseException) -> BackendUnavailable:
-        """The error for a request that was sent and has no answer."""
-        what = line.partition(b"?")[0].decode()
-        why = describe(error)
-        if self.closed_hint and isinstance(error, ConnectionError):
-            why = f"{why} ({self.closed_hint})"
-        return BackendUnavailable(f"{self.display}: {self.name(host)}: {what}: {why}")
-
-
-def describe(error: BaseException) -> str:
-    """An error as text that never contains parts of the request."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return f"{error.strerror or error}" if isinstance(error, OSError) else type(error).__name__
 
 
 class Http(Protocol):
@@ -395,6 +307,7 @@ def ready(sock: socket.socket, seconds: float, *, to_write: bool = False) -> boo
 
 def connect(servers: Servers, until: float) -> HttpConnection:
     """Connects to the first host that accepts, starting with the current one."""
+    servers.context()  # raises here, and is not counted as a host that failed
     tried: list[str] = []
     for _ in servers.hosts:
         host = servers.current

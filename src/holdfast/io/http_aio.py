@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
+from holdfast.io.aio import WORLD
 from holdfast.io.clock import now
-from holdfast.io.http import RESET_ON_CLOSE, Reply, Servers, describe
-from holdfast.io.sockets import Found, Lookup, is_address, look_up_now, resolver
+from holdfast.io.hosts import describe
+from holdfast.io.http import RESET_ON_CLOSE, Reply, Servers
 
 __all__ = ["AsyncConnection", "AsyncHttp", "ConnectionBase", "connect"]
 
@@ -236,6 +237,7 @@ class AsyncHttp:
 
 async def connect(servers: Servers, until: float, make: Callable[[Servers, int], P]) -> P:
     """Connects a protocol to the first host that accepts, starting with the current one."""
+    servers.context()  # raises here, and is not counted as a host that failed
     tried: list[str] = []
     for _ in servers.hosts:
         host = servers.current
@@ -257,7 +259,7 @@ async def _connect(
     """Connects to the first address of a host that accepts. Raises ``OSError``, by ``until``."""
     context = servers.context()
     name, port = servers.hosts[host]
-    found = await look_up(name, port, until)
+    found = await WORLD.resolve(name, port, until)
     failure: OSError | None = None
     for number, (family, _, _, _, address) in enumerate(found):
         try:
@@ -308,25 +310,3 @@ def _text(address: Any) -> str:
     """The address, with its scope id if it has one (IPv6)."""
     scope = address[3] if len(address) > 3 else 0
     return f"{address[0]}%{scope}" if scope else f"{address[0]}"
-
-
-async def look_up(host: str, port: int, until: float) -> list[Found]:
-    """The addresses of a host. Raises ``OSError``, by ``until`` at the latest."""
-    if is_address(host):
-        return look_up_now(host, port)
-    loop = asyncio.get_running_loop()
-    answered = asyncio.Event()
-
-    def notify() -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(answered.set)
-
-    lookup = Lookup(host, port, notify)
-    resolver.ask(lookup)
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until - now())):
-                await answered.wait()
-        return lookup.result()
-    finally:
-        lookup.given_up = True

@@ -8,7 +8,12 @@ that still exist.
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 from weakref import WeakSet
 
 from holdfast.core.backoff import STORE_POLL_SECONDS
@@ -19,6 +24,13 @@ __all__ = ["ConnectionLimit", "Permit", "SingleFlight", "look_by", "open_by"]
 LEAST_OPEN_SECONDS = 0.5
 """A subscription has at least this long to open, also if the wait is shorter: the next wait needs
 it, too."""
+
+
+RECHECK_SECONDS = 0.5
+"""How often a thread that waits for a connection looks by itself: an interrupt of another thread
+may have lost the notification."""
+
+T = TypeVar("T")
 
 
 class Permit:
@@ -33,7 +45,11 @@ class ConnectionLimit:
     def __init__(self, connections: int) -> None:
         self.connections = connections
         self.waiting = 0
-        """How many threads wait, or a few more. If not 0, ``call`` when a connection is free."""
+        """How many threads are in ``wait``, or a few more. If not 0, ``call`` when a connection is
+        free."""
+        self.waiters: deque[queue.SimpleQueue[None]] = deque()
+        """The threads that wait in ``admit``. If there are any, ``call`` when a connection is
+        free."""
         self._taken: WeakSet[Permit] = WeakSet()
         # Acquired directly: ``Condition.__enter__`` is Python code, and an interrupt in there would
         # leave it locked for ever.
@@ -54,7 +70,32 @@ class ConnectionLimit:
         with self.mutex:
             if permit is not None:
                 self._taken.discard(permit)
-            self._called.notify()
+        self.call()
+
+    def admit(self, idle: Callable[[], T | None], until: float) -> T | Permit | None:
+        """An idle connection, or a permit for a new one; waits for either. ``None`` if there is
+        none by ``until``."""
+        # A queue of its own for each thread, and no condition: an interrupt in ``Condition.wait``
+        # may come when its mutex is not locked again.
+        waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
+        try:
+            while True:
+                self.waiters.append(waiter)  # first: from here on no notification is lost
+                found = idle() or self.take()
+                left = until - now()
+                if found is not None or left <= 0:
+                    return found
+                with suppress(queue.Empty):
+                    waiter.get(timeout=min(left, RECHECK_SECONDS))
+                self._leave(waiter)
+        finally:
+            self._leave(waiter)
+            if self.waiters:  # this thread may have been notified, and did not need it
+                self.call()
+
+    def _leave(self, waiter: queue.SimpleQueue[None]) -> None:
+        with suppress(ValueError):  # it was notified
+            self.waiters.remove(waiter)
 
     def wait(self, seconds: float) -> bool:
         """Waits for ``call`` or ``free``; true if notified before the timeout. Call this with
@@ -64,6 +105,8 @@ class ConnectionLimit:
 
     def call(self) -> None:
         """Notifies one waiter: a connection is free."""
+        with suppress(IndexError):
+            self.waiters.popleft().put(None)
         with self.mutex:
             self._called.notify()
 

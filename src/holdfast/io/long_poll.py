@@ -1,4 +1,4 @@
-"""Requests whose responses come late or never end (long polls and streams), blocking.
+"""Requests whose responses come late (long polls), blocking.
 
 Each such request uses a connection of its own, so their number is limited; a waiter that gets none
 polls. All of them together are one subscription. The asyncio variant is ``long_poll_aio``.
@@ -14,7 +14,6 @@ from typing import Protocol
 
 from holdfast.io.clock import now
 from holdfast.io.http import (
-    MOST_ANSWER_BYTES,
     READ_BYTES,
     HttpConnection,
     Reply,
@@ -32,28 +31,18 @@ MOST_POLLS = 16
 class LongPoll:
     """One request whose response is pending."""
 
-    __slots__ = ("broken", "host", "owner", "pieces", "reply", "stream")
+    __slots__ = ("broken", "host", "owner", "reply")
 
-    def __init__(self, owner: str, host: int, stream: bool) -> None:
-        self.owner, self.host, self.stream = owner, host, stream
+    def __init__(self, owner: str, host: int) -> None:
+        self.owner, self.host = owner, host
         self.reply: Reply | None = None
-        self.pieces: list[bytes] = []
-        """The unread parts of an endless response."""
         self.broken = False
-
-    def add(self, pieces: list[bytes]) -> None:
-        """Adds received parts. Raises ``OSError`` if too much is unread."""
-        self.pieces += pieces
-        if sum(map(len, self.pieces)) > MOST_ANSWER_BYTES:
-            raise OSError("the unread response is too long")
 
 
 class LongPolls(Protocol):
     """What backends use, blocking or asyncio."""
 
-    async def begin(
-        self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> LongPoll | None:
+    async def begin(self, owner: str, line: bytes, body: bytes, until: float) -> LongPoll | None:
         """Sends a request. ``None`` if too many are pending. Raises ``BackendUnavailable``."""
         ...
 
@@ -85,9 +74,7 @@ class BlockingLongPolls:
         self._idle: list[HttpConnection] = []
         self._closed = False
 
-    async def begin(
-        self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> LongPoll | None:
+    async def begin(self, owner: str, line: bytes, body: bytes, until: float) -> LongPoll | None:
         if not self._supported or len(self._polling.polls) >= MOST_POLLS:
             return None
         connection = self._take(until)
@@ -102,7 +89,7 @@ class BlockingLongPolls:
         except BaseException:
             connection.close(reset=True)
             raise
-        poll = LongPoll(owner, connection.host, stream)
+        poll = LongPoll(owner, connection.host)
         with self._mutex:
             closed = self._closed
             if not closed:
@@ -204,10 +191,8 @@ class _PollSubscription:
                 if not data:
                     raise ConnectionResetError
                 poll.reply = connection.responses.feed(data)
-                if poll.stream:
-                    poll.add(connection.responses.pieces())
         except (BlockingIOError, ssl.SSLWantReadError):
-            return bool(poll.pieces)
+            return False
         except OSError:
             poll.broken = True
         self.selector.unregister(connection.socket)

@@ -1,4 +1,4 @@
-"""Requests whose responses come late or never end, asyncio: the variant of ``long_poll``."""
+"""Requests whose responses come late, asyncio: the variant of ``long_poll``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ class LongPollConnection(AsyncConnection):
             return
         try:
             poll.reply = self.responses.feed(data)
-            if poll.stream:
-                poll.add(self.responses.pieces())
         except OSError as error:
             self.fail(error)
             self.transport.abort()
             return
-        if poll.reply is not None or poll.pieces:
+        if poll.reply is not None:
             self._wake(poll)
 
     def fail(self, error: OSError) -> None:
@@ -57,9 +55,7 @@ class AsyncLongPolls:
         self._connecting = 0
         self._closed = False
 
-    async def begin(
-        self, owner: str, line: bytes, body: bytes, until: float, *, stream: bool = False
-    ) -> LongPoll | None:
+    async def begin(self, owner: str, line: bytes, body: bytes, until: float) -> LongPoll | None:
         if len(self._polls) + self._connecting >= MOST_POLLS:
             return None
         self._connecting += 1
@@ -70,7 +66,7 @@ class AsyncLongPolls:
         if self._closed:
             connection.close()
             raise self._servers.closed()
-        poll = LongPoll(owner, connection.host, stream)
+        poll = LongPoll(owner, connection.host)
         connection.poll, connection.hub = poll, self._hub
         self._polls[poll] = connection
         connection.write(self._servers.request(connection.host, line, body))

@@ -1,52 +1,47 @@
 """RESP, the protocol of Redis: packs commands, and reads the replies of a server that may be broken
-or hostile.
-
-The size of a reply is checked before memory is allocated for it. A login has one deadline for all
-of its reads, so a server that sends one byte at a time does not prolong it.
+or hostile. The size of a reply is checked before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
-from typing import Any
 
 import hiredis
 
-from holdfast.io.clock import now
+from holdfast.io.connection import PENDING, Broken, Stream
 
 __all__ = [
-    "INCOMPLETE",
-    "REPLY_DELAY",
-    "BoundedStream",
     "Bounds",
     "NotResp",
     "RedisRefused",
     "ReplyReader",
-    "TimedSocket",
+    "RespConnection",
     "bulk",
-    "chunks",
     "pack",
 ]
 
 LARGEST_REPLY_BYTES = 32 << 20
 MOST_ELEMENTS = 1_000_000
 """Sum over all arrays of one reply."""
-LARGEST_LOGIN_BYTES, MOST_LOGIN_ELEMENTS = 1 << 16, 1000
-"""The same limits for the replies during a login."""
+LARGEST_GREETING_BYTES = 1 << 16
+MOST_GREETING_ELEMENTS = 100
 LONGEST_LINE_BYTES = 1 << 16
 DEEPEST = 8
 _INTEGER = ord(":")
-INCOMPLETE = object()
-"""What ``ReplyReader.gets`` returns while a reply is not complete."""
+_KINDS = b"+-:$*"
+_NOT_A_REPLY = "it sent something that is not a reply of Redis"
 
 
-class NotResp(ConnectionError):
-    """The peer sent something that is not RESP: another kind of server, or a damaged stream."""
+class NotResp(Broken):
+    """The first bytes of a connection are not RESP: it is another kind of server."""
 
 
 class RedisRefused(Exception):
     """An error reply of the server. Its connection stays usable."""
+
+    def __init__(self, text: str) -> None:
+        # A server that does not know AUTH repeats the password.
+        super().__init__(text.partition(", with args beginning")[0])
 
     @property
     def code(self) -> str:
@@ -57,7 +52,7 @@ class RedisRefused(Exception):
 class Bounds:
     """Checks the headers of the replies on one connection.
 
-    Raises ``ConnectionError`` for a reply that is too large, nested too deeply, or not RESP.
+    Raises ``Broken`` for a reply that is too large, nested too deeply, or not RESP.
     """
 
     __slots__ = ("_elements", "_largest", "_line", "_most", "_open", "_payload", "_size")
@@ -72,6 +67,10 @@ class Bounds:
         self._open: list[int] = []
         """For each incomplete array, outermost first: elements that are not yet received."""
         self._size = self._elements = 0
+
+    def widen(self) -> None:
+        """From now on replies may be as large as any."""
+        self._largest, self._most = LARGEST_REPLY_BYTES, MOST_ELEMENTS
 
     @property
     def between_replies(self) -> bool:
@@ -90,7 +89,7 @@ class Bounds:
             stop = data.find(b"\n", at) + 1
             self._line += data[at : stop or end]
             if len(self._line) > LONGEST_LINE_BYTES:
-                raise ConnectionError("a line of its reply is too long")
+                raise Broken("a line of its reply is too long")
             if not stop:
                 return
             line, self._line, at = self._line, b"", stop
@@ -99,11 +98,12 @@ class Bounds:
     def _header(self, line: bytes) -> None:
         kind = line[:1]
         if kind in b"+-:":
+            self._grow(len(line), 0)
             self._complete()
             return
         digits = line[1:].strip()
         if kind not in b"$*" or not digits.removeprefix(b"-").isdigit() or len(digits) > 15:
-            raise NotResp("it sent something that is not a reply of Redis")
+            raise Broken(_NOT_A_REPLY)
         size = int(digits)
         if kind == b"$" and size >= 0:
             self._grow(size, 0)
@@ -119,7 +119,7 @@ class Bounds:
         self._elements += elements
         too_large = self._size > self._largest or self._elements > self._most
         if too_large or len(self._open) >= DEEPEST:
-            raise ConnectionError("its reply is larger than any reply of Redis to Holdfast can be")
+            raise Broken("its reply is larger than any reply of Redis to Holdfast can be")
 
     def _complete(self) -> None:
         """Counts a complete reply, or a complete element of an array."""
@@ -136,16 +136,16 @@ class ReplyReader:
 
     __slots__ = ("_bounds", "_feed", "gets")
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         reader = hiredis.Reader(
-            protocolError=ConnectionError, replyError=RedisRefused, notEnoughData=INCOMPLETE
+            protocolError=Broken, replyError=RedisRefused, notEnoughData=PENDING
         )
-        self._bounds = Bounds()
+        self._bounds = bounds
         self._feed = reader.feed
         self.gets = reader.gets
 
     def feed(self, data: bytes) -> None:
-        """Adds received data. Raises ``ConnectionError`` if it exceeds the bounds."""
+        """Adds received data. Raises ``Broken`` if it exceeds the bounds."""
         # Most replies are a single number, which needs no check.
         bounds = self._bounds
         if data[0] != _INTEGER or data.find(b"\n") != len(data) - 1 or not bounds.between_replies:
@@ -153,51 +153,21 @@ class ReplyReader:
         self._feed(data)
 
 
-class TimedSocket:
-    """The socket that redis-py reads during a login: one deadline, and bounded replies."""
+class RespConnection(Stream):
+    """A connection to a Redis server: requests are packed commands. Until it is ``greeted``,
+    replies must be small."""
 
-    def __init__(self, sock: socket.socket, by: float) -> None:
-        self.inner, self._by = sock, by
-        self._bounds = Bounds(LARGEST_LOGIN_BYTES, MOST_LOGIN_ELEMENTS)
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        bounds = Bounds(LARGEST_GREETING_BYTES, MOST_GREETING_ELEMENTS)
+        self._reader, self.greeted = ReplyReader(bounds), bounds.widen
+        self.feed, self.next = self._first_feed, self._reader.gets
 
-    def recv_into(self, buffer: bytearray) -> int:
-        size = self._limited().recv_into(buffer)
-        self._bounds.check(bytes(buffer[:size]))
-        return size
-
-    def recv(self, size: int) -> bytes:
-        data = self._limited().recv(size)
-        self._bounds.check(data)
-        return data
-
-    def _limited(self) -> socket.socket:
-        left = self._by - now()
-        if left <= 0:
-            raise TimeoutError
-        self.inner.settimeout(left)
-        return self.inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class BoundedStream:
-    """The stream that redis-py reads during an asyncio login: bounded replies.
-
-    The caller sets the deadline, with ``asyncio.timeout``.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._bounds = Bounds(LARGEST_LOGIN_BYTES, MOST_LOGIN_ELEMENTS)
-
-    async def read(self, size: int) -> bytes:
-        data: bytes = await self._stream.read(size)
-        self._bounds.check(data)
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def _first_feed(self, data: bytes) -> None:
+        self.feed = self._reader.feed
+        if data[0] not in _KINDS:
+            raise NotResp(_NOT_A_REPLY)
+        self._reader.feed(data)
 
 
 def bulk(text: str) -> str:
@@ -209,21 +179,3 @@ def bulk(text: str) -> str:
 def pack(*words: str | int) -> bytes:
     """Packs one command."""
     return f"*{len(words)}\r\n{''.join(bulk(str(word)) for word in words)}".encode()
-
-
-REPLY_DELAY = pack("TIME")
-"""A cheap command pipelined in front of a release, so that Redis publishes the wake-up before it
-replies to us: Redis writes last to the client that it first had a reply for. The woken waiter then
-runs while we wait for our reply. The reply to this command is dropped, whatever it is."""
-
-
-def chunks(commands: Iterable[bytes], size: int) -> Iterable[list[bytes]]:
-    """Splits commands into batches, so that the buffers of neither side grow without bound."""
-    batch: list[bytes] = []
-    for command in commands:
-        batch.append(command)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -29,6 +29,7 @@ __all__ = [
     "is_address",
     "look_up",
     "look_up_now",
+    "of_address",
     "open_socket",
     "readable",
     "resolver",
@@ -130,8 +131,18 @@ def _look_up(host: str, port: int) -> tuple[list[Found], Exception | None]:
 
 
 def look_up_now(host: str, port: int) -> list[Found]:
-    """Resolves without a timeout; at once if the host is an address."""
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """Resolves without a timeout. Raises ``OSError``."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # by the codec: an empty label, or one of more than 63 letters
+        raise OSError(0, f"{host[:100]!r} is not the name of a host") from None
+
+
+def of_address(host: str, port: int) -> list[Found]:
+    """What a look-up gives for a host that is an address, at once."""
+    # As bytes: text would be encoded by a codec, which is imported when it is first used, and an
+    # interrupt in there leaves the import locked.
+    return socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
 
 
 def is_address(host: str) -> bool:
@@ -146,7 +157,7 @@ def is_address(host: str) -> bool:
 def look_up(host: str, port: int, until: float) -> list[Found]:
     """The addresses of a host; raises ``OSError``, at ``until`` at the latest."""
     if is_address(host):
-        return look_up_now(host, port)
+        return of_address(host, port)
     done: queue.SimpleQueue[None] = queue.SimpleQueue()
     lookup = Lookup(host, port, lambda: done.put(None))
     resolver.ask(lookup)

@@ -1,8 +1,10 @@
-"""Wake-up hubs: many waiters share one subscription, and only the waiter that is woken runs.
+"""Wake-ups: many waiters share one subscription, and only the waiter that is woken runs.
 
-Blocking: one of the waiting threads reads the subscription for all of them, and makes another one
-the reader when it leaves. So no extra thread stands between the store and the waiter. Asyncio: the
-connection calls ``wake`` when a message arrives.
+``Wakeups`` subscribes when the first waiter comes, and again after the subscription broke; while
+there is none, waiters poll. It works over either hub. Blocking: one of the waiting threads reads
+the subscription for all of them, and makes another one the reader when it leaves. So no extra
+thread stands between the store and the waiter. Asyncio: the event loop reads it when a message
+arrives.
 
 A wake-up for a key that does not wait yet is kept, so nothing is lost between a store's answer and
 the wait that follows it.
@@ -13,26 +15,45 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.io.clock import now
+from holdfast.core.backoff import SUBSCRIPTION_LOST_SECONDS
+from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import between, now
+from holdfast.io.limits import SingleFlight, look_by, open_by
 
 if TYPE_CHECKING:
     import asyncio  # imported in functions below: the blocking client does not load it
 
-__all__ = ["EVERYBODY", "AsyncWakeupHub", "BlockingWakeupHub", "Subscription"]
+    from holdfast.io.aio import Watcher
+    from holdfast.io.connection import Connection
+
+__all__ = [
+    "EVERYBODY",
+    "AsyncWakeupHub",
+    "BlockingWakeupHub",
+    "Hub",
+    "Messages",
+    "Subscription",
+    "Wakeups",
+    "new_hub",
+    "poller",
+]
 
 KEPT_WAKEUPS = 4096
 """How many wake-ups without a waiter are kept. A wake-up for a waiter that has just left is never
 fetched: the oldest are dropped."""
+KEPT_VALUES = 4096
 LONGEST_WAIT_SECONDS = 3600.0
 EVERYBODY = ""
 """The key that wakes all waiters: some wake-ups may have been lost."""
 
 
-def _poller(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
+def poller(*filenos: int) -> Callable[[float], list[tuple[int, int]]]:
     """A function that waits up to so many milliseconds and returns the readable descriptors. Poll
     needs no kernel object, unlike epoll and kqueue."""
     if not hasattr(select, "poll"):
@@ -54,6 +75,12 @@ class Subscription(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class OwnSubscription(Subscription, Protocol):
+    """A source that an event loop can read, too."""
+
+    def forget(self, *, keep_number: bool = False) -> None: ...
 
 
 class _Waiter:
@@ -78,26 +105,31 @@ class BlockingWakeupHub:
         self._subscription: Subscription | None = None
         self._interrupted = False
         """Whether an interrupt ended the subscription: the next reader raises ``OSError``."""
+        self._lost: Callable[[Subscription], None] | None = None
         self._closed = False
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
         self._wake_fileno = self._inside.fileno()
         self._polled: Subscription | None = None
-        self._ready = _poller(self._wake_fileno)
+        self._ready = poller(self._wake_fileno)
 
     @property
     def subscription(self) -> Subscription | None:
         """The source; ``None`` before ``attach`` and after the source broke."""
         return self._subscription
 
-    def attach(self, subscription: Subscription) -> None:
+    def attach(
+        self, subscription: Subscription, lost: Callable[[Subscription], None] | None = None
+    ) -> None:
         """Installs a source. Earlier wake-ups are lost: attempt again afterwards. After ``close``
-        the new source is closed at once."""
+        the new source is closed at once. When it breaks, ``lost`` is called, and ``wait`` raises,
+        in one thread."""
         with self._mutex:
             old: Subscription | None = subscription
             if not self._closed:
                 old, self._subscription, self._interrupted = self._subscription, subscription, False
+                self._lost = lost
         if old is not None:
             old.close()
         self._wake_reader()
@@ -132,6 +164,19 @@ class BlockingWakeupHub:
     def forget(self, key: str) -> None:
         """Drops a kept wake-up whose waiter will not wait."""
         self._kept.pop(key, None)
+
+    def wake_all(self) -> None:
+        """Wakes all waiters."""
+        self.wake(EVERYBODY)
+
+    async def waited(
+        self, key: str, until: float, subscription: Subscription | None = None
+    ) -> bool:
+        """``wait`` for code that is written once; never suspends."""
+        return self.wait(key, until, subscription)
+
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def wait(self, key: str, until: float, subscription: Subscription | None = None) -> bool:
         """Waits until ``until``; returns whether it was woken. The error of a broken subscription
@@ -217,7 +262,7 @@ class BlockingWakeupHub:
         """Polls this subscription from now on; false if the hub was closed just now."""
         try:
             subscriptions = () if subscription is None else (subscription.fileno(),)
-            self._ready = _poller(self._wake_fileno, *subscriptions)
+            self._ready = poller(self._wake_fileno, *subscriptions)
         except (OSError, ValueError) as error:
             if self._is_by_closing(error):
                 return False
@@ -231,6 +276,10 @@ class BlockingWakeupHub:
         return self._closed and isinstance(error, Exception)
 
     def _break(self, subscription: Subscription, error: BaseException) -> None:
+        # First, and without the mutex, as it may need one of its own. An interrupt before the next
+        # lines leaves the subscription, which breaks again for the next reader.
+        if self._lost is not None:
+            self._lost(subscription)
         with self._mutex:
             if self._subscription is subscription:
                 self._subscription = None
@@ -271,6 +320,47 @@ class AsyncWakeupHub:
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._kept: dict[str, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watcher: Watcher | None = None
+        self._closed = False
+
+    def attach(
+        self, subscription: OwnSubscription, lost: Callable[[Subscription], None] | None = None
+    ) -> None:
+        """Reads a source when it has something, instead of the source before. After ``close`` it is
+        closed at once. When it breaks, ``lost`` is called, and after a pause all waiters are
+        woken."""
+        from holdfast.io.aio import Watcher
+
+        if self._closed:
+            subscription.close()
+            return
+
+        def read() -> None:
+            try:
+                for key in subscription.read():
+                    self.wake(key)
+            except BaseException as error:
+                watcher.close()
+                self._lose(watcher, subscription, lost)
+                if not isinstance(error, OSError):
+                    raise
+
+        old, self._watcher = self._watcher, None
+        if old is not None:
+            old.close()
+        self._watcher = watcher = Watcher(subscription, read)
+
+    def _lose(
+        self,
+        watcher: Watcher,
+        subscription: Subscription,
+        lost: Callable[[Subscription], None] | None,
+    ) -> None:
+        if self._watcher is watcher:
+            self._watcher = None
+            watcher.loop.call_later(between(*SUBSCRIPTION_LOST_SECONDS), self.wake_all)
+        if lost is not None:
+            lost(subscription)
 
     def wake(self, key: str) -> None:
         """Wakes one waiter, from any thread."""
@@ -298,8 +388,8 @@ class AsyncWakeupHub:
         import asyncio
 
         self._loop = asyncio.get_running_loop()
-        if key in self._kept:
-            del self._kept[key]
+        if key in self._kept or self._closed:
+            self._kept.pop(key, None)
             return True
         future: asyncio.Future[bool] = self._loop.create_future()
         self._waiting[key] = future
@@ -310,12 +400,211 @@ class AsyncWakeupHub:
             timer.cancel()
             self._waiting.pop(key, None)
 
+    async def waited(
+        self, key: str, until: float, subscription: Subscription | None = None
+    ) -> bool:
+        """The same. With ``subscription``, the source that is expected to wake it, returns at once
+        if that is not attached any more."""
+        watcher: Any = self._watcher
+        if subscription is not None and watcher is not None and watcher.source is not subscription:
+            return True
+        return await self.wait(key, until)
+
+    async def pause(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
     def wake_all(self) -> None:
         """Ends all waits at once: the source broke or is closed."""
         for key in list(self._waiting):
             self.wake(key)
 
+    def close(self) -> None:
+        """Ends all waits at once; later waits end at once, too."""
+        self._closed = True
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close()
+        self.wake_all()
+
+    def discard(self) -> None:
+        """In a forked child, or on a later event loop: lets the source go."""
+        if self._watcher is not None:
+            self._watcher.forget()
+
 
 def _run_out(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
+
+
+class Messages:
+    """A subscription over a connection: what it receives wakes waiters, perhaps with a value."""
+
+    def __init__(
+        self, connection: Connection, parse: Callable[[Any], Iterable[tuple[str, Any]]]
+    ) -> None:
+        from holdfast.io.connection import PENDING
+
+        self.connection, self._pending = connection, PENDING
+        self._parse = parse
+        """Gives the keys that a message wakes, each with its value or ``None``."""
+        self.values: dict[str, Any] = {}
+        """By key: the value of its newest wake-up, until the woken waiter takes it. Values of
+        waiters that are gone are dropped, oldest first, once there are ``KEPT_VALUES``."""
+        # Re-entrant: a signal handler may send while its own thread reads.
+        self._mutex = threading.RLock()
+
+    def fileno(self) -> int:
+        return self.connection.fd
+
+    def send(self, request: Any) -> None:
+        """Sends a request, from any thread; what does not fit is sent with the next one."""
+        with self._mutex:
+            self.connection.send(request)
+            if self.connection.unsent:
+                self.connection.flush()
+
+    def read(self) -> list[str]:
+        keys, connection, pending = [], self.connection, self._pending
+        with self._mutex:
+            connection.collect()
+            if connection.unsent:
+                connection.flush()
+            while (message := connection.next()) is not pending:
+                for key, value in self._parse(message):
+                    keys.append(key)
+                    if value is not None:
+                        self.values[key] = value
+        while len(self.values) > KEPT_VALUES:
+            self.values.pop(next(iter(self.values)), None)
+        return keys
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def forget(self, *, keep_number: bool = False) -> None:
+        self.connection.forget(keep_number=keep_number)
+
+
+class Hub(Protocol):
+    """What ``Wakeups`` needs of its world."""
+
+    def attach(
+        self, subscription: OwnSubscription, lost: Callable[[Subscription], None] | None = None
+    ) -> None: ...
+    async def waited(
+        self, key: str, until: float, subscription: Subscription | None = None
+    ) -> bool: ...
+    async def pause(self, seconds: float) -> None: ...
+    def wake(self, key: str) -> None: ...
+    def wake_all(self) -> None: ...
+    def forget(self, key: str) -> None: ...
+    def discard(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def new_hub(*, blocking: bool) -> Hub:
+    """A hub for threads, or for the tasks of an event loop."""
+    return BlockingWakeupHub() if blocking else AsyncWakeupHub()
+
+
+class Wakeups:
+    """The waiters of a backend, and the subscription that wakes them.
+
+    Each subscription has a generation number. A waiter relies on a subscription only if it was live
+    when the waiter's request was sent: otherwise the wake-up may have been missed.
+    """
+
+    def __init__(self, *, blocking: bool) -> None:
+        self.generation = 0
+        """The number of the live subscription, counted from 1; 0 while there is none."""
+        self._count = 0
+        self._hub = new_hub(blocking=blocking)
+        self._blocking = blocking
+        self._single_flight = SingleFlight()
+        self._subscription: Messages | None = None
+
+    async def wait(
+        self,
+        key: str,
+        generation: int,
+        until: float,
+        subscribe: Callable[[float], Awaitable[Messages]],
+    ) -> Any:
+        """Waits until woken, at most until ``until``. Returns the value that came with the wake-up,
+        if any.
+
+        Returns at once if ``generation``, the subscription that was live when the request was sent,
+        is not the live one: the wake-up may have been missed. ``subscribe`` opens a subscription by
+        its deadline; it raises ``BackendUnavailable``.
+        """
+        try:
+            if not self.generation and not await self._subscribe(until, subscribe):
+                await self._hub.waited(key, look_by(until))
+                return None
+            subscription = self._subscription
+            if subscription is None or not generation or generation != self.generation:
+                return None
+            await self._hub.waited(key, until, subscription)
+            return subscription.values.pop(key, None)
+        except OSError:  # the subscription broke
+            self.drop()
+            await self._hub.pause(between(*SUBSCRIPTION_LOST_SECONDS))
+            return None
+
+    async def _subscribe(
+        self, until: float, subscribe: Callable[[float], Awaitable[Messages]]
+    ) -> bool:
+        """True if there is a subscription now. False while another caller opens it, or if it
+        failed."""
+        permit = self._single_flight.begin()
+        if permit is None:
+            return False
+        began = now()
+        try:
+            if not self.generation:
+                self._attach(await subscribe(open_by(until, inf)))
+        except BackendUnavailable:
+            # The next attempt raises the error, if it persists. The back-off of the single flight
+            # prevents a busy loop until then.
+            self._single_flight.failed(began)
+            return False
+        finally:
+            self._single_flight.end(permit)
+        self._hub.wake_all()  # waiters that poll can rely on the subscription now
+        return True
+
+    def _attach(self, subscription: Messages) -> None:
+        try:
+            self._count += 1
+            # In this order: it may break, in another thread, as soon as it is attached.
+            self._subscription, self.generation = subscription, self._count
+            self._hub.attach(subscription, self._lost)
+        except BaseException:
+            self.generation = 0
+            subscription.close()
+            raise
+
+    def _lost(self, subscription: Subscription) -> None:
+        if self._subscription is subscription:
+            self.generation = 0
+
+    def wake(self, key: str) -> None:
+        self._hub.wake(key)
+
+    def drop(self) -> None:
+        """Gives up a subscription that broke, or whose server was replaced. All waiters attempt
+        again, and the first one to wait subscribes again."""
+        self.generation = 0
+        self._hub.wake_all()
+
+    def forget(self) -> None:
+        """In a forked child, or on a later event loop: lets the subscription go."""
+        if self._blocking and self._subscription is not None:
+            self._subscription.forget()
+        self._hub.discard()
+
+    def close(self) -> None:
+        self._hub.close()

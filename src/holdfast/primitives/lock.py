@@ -215,7 +215,8 @@ def wait_seconds(
     if others:
         refuse_unknown(others, ("blocking", "timeout"))
     if blocking not in (True, False):  # 1 and 0 are equal to these
-        raise TypeError(f"blocking is True or False, not {blocking!r:.40}; timeout is the time")
+        what = f"blocking is True or False, not {blocking!r:.40}"
+        raise TypeError(f"{what}; the time to wait is acquire(timeout=…)")
     limit = default if timeout is UNSET else timeout_seconds(timeout)
     if blocking:
         return limit

@@ -38,19 +38,19 @@ class Once(JobBase[Lock]):
         check_client(function, "jobs", asynchronous=False)
         call = ready(function, args, kwargs)
         found = run_now(self._find())
-        return self._run(call) if found is None else found
+        return found.outcome or self._run(call, found.stale)
 
-    def _run(self, call: Callable[[Start], Any]) -> Outcome:
+    def _run(self, call: Callable[[Start], Any], stale: Outcome | None) -> Outcome:
         outcome: Outcome | None = None
         begun: Start | Outcome | None = None
         try:
-            with self._guard as lease:
+            with self._attempt if stale else self._guard as lease:
                 begun = run_now(self._begin(lease))
                 outcome = self._execute(begun, call) if isinstance(begun, Start) else begun
         except LockTimeout as error:
             if begun is not None:
                 raise  # the function raised it
-            return self._busy(error)
+            return stale or self._busy(error)
         except LockLost:
             if outcome is None:
                 raise  # else the outcome is recorded, and a later loss does not matter
@@ -64,6 +64,21 @@ class Once(JobBase[Lock]):
             run_now(self._fail(start, error))
             raise
         return run_now(self._finish(start, value))
+
+    def outcome(self) -> Outcome | None:
+        """The recorded outcome of the last run that ended; ``None`` if none is recorded. Runs and
+        waits for nothing."""
+        return run_now(self._recorded())
+
+    def forget(self, token: int | None = None) -> bool:
+        """Removes the record, so that the next caller runs the job again; returns whether there
+        was one.
+
+        With ``token`` only the record of the run with that token is removed. Waits for a run
+        that is under way, within ``timeout``; then raises ``LockTimeout``.
+        """
+        with self._guard as lease:
+            return run_now(self._remove(lease, token))
 
     def __call__(self, function: F) -> F:
         """As a decorator: a call returns the job's value, whichever process ran it."""

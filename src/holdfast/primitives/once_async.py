@@ -38,14 +38,14 @@ class AsyncOnce(JobBase[AsyncLock]):
         check_whole(function, "job")
         call = ready(function, args, kwargs)
         found = await self._find()
-        return await self._run(call) if found is None else found
+        return found.outcome or await self._run(call, found.stale)
 
-    async def _run(self, call: Callable[[Start], Any]) -> Outcome:
+    async def _run(self, call: Callable[[Start], Any], stale: Outcome | None) -> Outcome:
         outcome: Outcome | None = None
         begun: Start | Outcome | None = None
         returned: list[Any] = []
         try:
-            async with self._guard as lease:
+            async with self._attempt if stale else self._guard as lease:
                 begun = await self._begin(lease)
                 if isinstance(begun, Start):
                     outcome = await self._execute(begun, call, returned)
@@ -54,7 +54,7 @@ class AsyncOnce(JobBase[AsyncLock]):
         except LockTimeout as error:
             if begun is not None:
                 raise  # the function raised it
-            return self._busy(error)
+            return stale or self._busy(error)
         except LockLost as lost:
             if outcome is None:
                 if (
@@ -77,6 +77,21 @@ class AsyncOnce(JobBase[AsyncLock]):
             raise
         returned.append(value)
         return await self._finish(start, value)
+
+    async def outcome(self) -> Outcome | None:
+        """The recorded outcome of the last run that ended; ``None`` if none is recorded. Runs and
+        waits for nothing."""
+        return await self._recorded()
+
+    async def forget(self, token: int | None = None) -> bool:
+        """Removes the record, so that the next caller runs the job again; returns whether there
+        was one.
+
+        With ``token`` only the record of the run with that token is removed. Waits for a run
+        that is under way, within ``timeout``; then raises ``LockTimeout``.
+        """
+        async with self._guard as lease:
+            return await self._remove(lease, token)
 
     def __call__(self, function: F) -> F:
         """As a decorator of an ``async def``: a call returns the job's value, whichever process ran

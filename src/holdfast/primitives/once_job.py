@@ -27,6 +27,7 @@ from holdfast.primitives.lock import LockBase
 from holdfast.primitives.once_outcome import (
     LONGEST_ERROR,
     Outcome,
+    Previous,
     RunRecord,
     Status,
     pack,
@@ -48,6 +49,9 @@ Errors = Literal["retry", "record"]
 
 SHORTEST_KEEP_SECONDS = 24 * 3600.0
 """How long the record of an unfinished run is kept, at least: the next run must see it."""
+FORGOTTEN_KEEP_SECONDS = 1.0
+"""A record is removed by one that says "to be run again" and expires at once: stores have no
+request that deletes a record under a grant."""
 
 
 class Plan(NamedTuple):
@@ -56,13 +60,15 @@ class Plan(NamedTuple):
     keep: float
     errors: Errors
     wait: bool
+    stale_for: float = 0.0
+    """Seconds after ``keep`` in which a value is still returned while a new one is being made."""
 
 
-def make_plan(keep: float, errors: Errors, wait: bool) -> Plan:
+def make_plan(keep: float, errors: Errors, wait: bool, stale_for: float = 0.0) -> Plan:
     """Checks the options of a job; raises ``ValueError`` or ``TypeError``."""
     if errors not in ("retry", "record"):
         raise ValueError(f"errors is 'retry' or 'record'; not {errors!r}")
-    return Plan(keep, errors, check_flag(wait, "wait"))
+    return Plan(keep, errors, check_flag(wait, "wait"), stale_for)
 
 
 class Start(NamedTuple):
@@ -74,6 +80,17 @@ class Start(NamedTuple):
     due: int = 0
     """Of ``every``: the start of its interval, in µs since the epoch."""
     finished: int = 0
+    previous: Previous | None = None
+    """The stale value that this run replaces."""
+
+
+class Found(NamedTuple):
+    """What is recorded before a run."""
+
+    outcome: Outcome | None = None
+    """The outcome, if nothing is to be run."""
+    stale: Outcome | None = None
+    """The outcome for a caller that finds the job running."""
 
 
 class JobBase(OneProcess, Generic[K]):
@@ -93,6 +110,8 @@ class JobBase(OneProcess, Generic[K]):
         self.key = key
         self.name = _name(self._prefix, key)
         self._guard = self._lock(self._engine, self.name, self._options, Mode.EXCLUSIVE)
+        at_once = self._options._replace(timeout=0.0)
+        self._attempt = self._lock(self._engine, self.name, at_once, Mode.EXCLUSIVE)
 
     def _keyed(self, key: str) -> Self:
         """The same job with another key, for decorated calls."""
@@ -108,7 +127,10 @@ class JobBase(OneProcess, Generic[K]):
 
     def _judge(self, recorded: RunRecord | None) -> Outcome | int:
         """The outcome if nothing is to be run; else the start of the interval to run, or 0."""
-        return recorded.outcome(self.key) if recorded is not None and recorded.ended else 0
+        if recorded is None or not recorded.ended:
+            return 0
+        stale = self._plan.stale_for and recorded.age_seconds >= self._plan.keep
+        return 0 if stale else recorded.outcome(self.key)
 
     def _ended(self, outcome: Outcome, recorded: RunRecord) -> Outcome:
         """The outcome that the caller of this run gets."""
@@ -116,16 +138,25 @@ class JobBase(OneProcess, Generic[K]):
 
     # The steps of a run, in their order.
 
-    async def _find(self) -> Outcome | None:
-        """The recorded outcome, with one request; ``None`` if the job is to be run, or if the store
+    async def _find(self) -> Found:
+        """The recorded outcome, with one request; none if the job is to be run, or if the store
         can't be reached: the acquire that follows retries during an outage."""
         self._engine.enter()
         try:
             record = await self._engine.backend.recall(self.name)
         except BackendUnavailable:
+            return Found()
+        recorded = read(record, self.key)
+        found = self._judge(recorded)
+        return Found(found) if isinstance(found, Outcome) else Found(None, self._stale(recorded))
+
+    def _stale(self, recorded: RunRecord | None) -> Outcome | None:
+        """The value to return while another caller makes a new one, if there is one."""
+        last = recorded.last() if recorded is not None and self._plan.stale_for else None
+        if last is None or last.age_seconds >= self._plan.keep + self._plan.stale_for:
             return None
-        found = self._judge(read(record, self.key))
-        return found if isinstance(found, Outcome) else None
+        value, token, age = last
+        return Outcome(self.key, Status.DONE, value, token=token, age_seconds=age, stale=True)
 
     def _busy(self, error: LockTimeout) -> Outcome:
         """The outcome while another process runs the job; raises the error if ``wait`` is set."""
@@ -142,6 +173,8 @@ class JobBase(OneProcess, Generic[K]):
         if isinstance(due, Outcome):
             return due
         start = _follow(lease, recorded, due)
+        if recorded is not None and self._stale(recorded) is not None:
+            start = start._replace(previous=recorded.last())
         if start.took_over is not None and recorded is not None:
             log.warning(
                 "%r on %s: run %d (token %d, %s) did not finish; run %d with token %d takes over",
@@ -189,6 +222,27 @@ class JobBase(OneProcess, Generic[K]):
             if not ours:
                 log.warning("%r failed after another run had taken over: not recorded", self.key)
 
+    async def _recorded(self) -> Outcome | None:
+        """The outcome of the last run that ended; ``None`` if none is recorded."""
+        self._engine.enter()
+        recorded = read(await self._engine.backend.recall(self.name), self.key)
+        return recorded.outcome(self.key) if recorded is not None and recorded.ended else None
+
+    async def _remove(self, lease: LeaseBase, token: int | None) -> bool:
+        """Removes the record if it is of the run with this token, or of any run."""
+        backend, hold = self._engine.backend, lease._hold
+        recorded = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
+        if recorded is None or recorded.status == Status.TRIED:
+            return False
+        if token is not None and recorded.token != token:
+            return False
+        text = write(Status.TRIED)
+        if not await self._insist(
+            lease, lambda: backend.record(hold.grant, text, FORGOTTEN_KEEP_SECONDS)
+        ):
+            raise self._late(lease, "was to be forgotten")
+        return True
+
     def _outcome(self, start: Start, status: str, value: Any) -> Outcome:
         recorded = RunRecord(
             *(status, start.lease.token, 0.0, start.attempt, value),
@@ -206,9 +260,11 @@ class JobBase(OneProcess, Generic[K]):
             took_over=start.took_over,
             due=start.due,
             finished=start.due if ended else start.finished,
+            previous=None if status == Status.DONE else start.previous,
             **fields,
         )
-        keep = self._plan.keep if ended else max(self._plan.keep, SHORTEST_KEEP_SECONDS)
+        keep = self._plan.keep + self._plan.stale_for
+        keep = keep if ended else max(keep, SHORTEST_KEEP_SECONDS)
         backend, hold = self._engine.backend, start.lease._hold
         return await self._insist(start.lease, lambda: backend.record(hold.grant, text, keep))
 
@@ -241,7 +297,7 @@ def _follow(lease: LeaseBase, recorded: RunRecord | None, due: int) -> Start:
     """The run that follows the recorded one."""
     if recorded is None:
         return Start(lease, 1, None, due)
-    attempt = recorded.attempt + 1 if recorded.due == due else 1
+    attempt = recorded.attempt + 1 if recorded.due == due and not recorded.ended else 1
     crashed = recorded.token if recorded.status == Status.RUNNING else None
     return Start(lease, attempt, crashed, due, recorded.finished)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from holdfast.claim import Holder, Record
 from holdfast.errors import Incompatible, JobFailed, ResultNotKept
 
-__all__ = ["Outcome", "RunRecord", "Status", "pack", "read", "write"]
+__all__ = ["Outcome", "Previous", "RunRecord", "Status", "pack", "read", "write"]
 
 FORMAT = 1
 LONGEST_VALUE_BYTES = 256 * 1024
@@ -55,6 +55,9 @@ class Outcome(NamedTuple):
     """Of ``every``: seconds until the next run is due."""
     lost: str = ""
     """Why the value of a finished job could not be recorded."""
+    stale: bool = False
+    """Of ``once`` with ``stale_for``: the value is older than ``keep``, and another caller is
+    making a new one."""
 
     def result(self) -> Any:
         """The job's value; of a skipped job the last known value, or ``None``.
@@ -68,6 +71,14 @@ class Outcome(NamedTuple):
         if self.lost:
             raise ResultNotKept(f"{self.key!r} is done, but its result was not kept: {self.lost}")
         return self.value
+
+
+class Previous(NamedTuple):
+    """What an earlier run returned."""
+
+    value: Any
+    token: int
+    age_seconds: float
 
 
 class RunRecord(NamedTuple):
@@ -87,11 +98,22 @@ class RunRecord(NamedTuple):
     """Of ``every``: the start of the interval of this run, in µs since the epoch."""
     finished: int = 0
     """Of ``every``: the start of the last interval whose run ended."""
+    previous: Any = None
+    """Of a run that replaces a stale value: that value, as ``Previous``."""
 
     @property
     def ended(self) -> bool:
         """Whether the job will not be run again."""
         return self.status in (Status.DONE, Status.FAILED)
+
+    def last(self) -> Previous | None:
+        """The newest value that a run has returned and that was kept."""
+        if self.status == Status.DONE:
+            return None if self.lost else Previous(self.value, self.token, self.age_seconds)
+        match self.previous:
+            case [value, int(token), int() | float() as age]:
+                return Previous(value, token, age + self.age_seconds)
+        return None
 
     def outcome(self, key: str) -> Outcome:
         """The record as an ``Outcome``."""
@@ -109,8 +131,12 @@ class RunRecord(NamedTuple):
 
 
 def write(status: str, **fields: Any) -> str:
-    """The text to record; empty fields are left out."""
-    kept = {word: value for word, value in fields.items() if value not in (None, "", 0)}
+    """The text to record; empty fields are left out, but not an empty value."""
+    kept = {
+        word: value
+        for word, value in fields.items()
+        if value is not None and (word == "value" or value not in ("", 0))
+    }
     return json.dumps({"format": FORMAT, "status": status, **kept}, separators=(",", ":"))
 
 

@@ -51,17 +51,18 @@ ARGUMENTS = {
 }
 
 _EXTEND = "a hold is renewed by itself; lease.extend() renews it now"
-_HOLDER = "locks.inspect(name) answers holders and waiters"
+_HELD = "in Holdfast it is lease.held"
+_HOLDER = "in Holdfast it is locks.inspect(name), which gives holders and waiters"
 
 ATTRIBUTES = {
-    "owned": "lease.held",
-    "is_still_owner": "lease.held",
-    "acquired": "lease.held",
-    "is_acquired": "lease.held",
+    "owned": _HELD,
+    "is_still_owner": _HELD,
+    "acquired": _HELD,
+    "is_acquired": _HELD,
     "reacquire": _EXTEND,
     "renew": _EXTEND,
     "heartbeat": _EXTEND,
-    "is_locked": "lock.locked()",
+    "is_locked": "in Holdfast it is lock.locked()",
     "get_owner_id": _HOLDER,
     "contenders": _HOLDER,
     "lease_holders": _HOLDER,

@@ -1,10 +1,10 @@
-"""``memory://``: locks of this process. Read this backend first: it has the rules, and no I/O.
+"""``memory://``: locks of this process. Read this backend first, after ``core.queue``: that module
+has the rules of admission, and this one has no I/O.
 
 All clients of the process with the same URL and namespace share one ``Ledger``::
 
-    Ledger ── names ──> Name ── token, record
-                         ├── holds  {owner: Held}     in order of their grants
-                         └── queue  {owner: Queued}   in order of arrival
+    Ledger ── names ──> MemoryName ── state    a ``NameState``: holders and queue
+                                   └─ record
 
 Every operation is a few lines under one mutex. So it is atomic, as a script or a transaction is in
 other stores.
@@ -15,15 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo, Mode, Record, Waiter, read_label
-from holdfast.core import admit
-from holdfast.core.admit import Share
+from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
 from holdfast.core.backoff import WATCH_POLL_SECONDS, pause_within
 from holdfast.core.contract import (
-    GRACE_SECONDS,
     IDLE_COUNTER_SECONDS,
     QUEUE_CAP,
-    STALE_SECONDS,
     Finding,
     Guarantee,
     Page,
@@ -33,59 +29,25 @@ from holdfast.core.contract import (
     Signal,
     Waiting,
 )
+from holdfast.core.queue import MICROS, NameState
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.url import Url
 
 __all__ = ["Ledger", "MemoryStore", "open_store"]
 
 PURGE_SECONDS = 3600.0
+LOST = "it ran out or was broken, and is no longer stored"
 
 
-class MemoryHold:
-    """One hold."""
+class MemoryName:
+    """One name: its state, whose waiters are woken by signals, and its record."""
 
-    __slots__ = ("ends", "grant", "share", "since")
+    __slots__ = ("record", "state", "used")
 
-    def __init__(self, grant: Grant, since: float, ends: float) -> None:
-        self.grant, self.since, self.ends = grant, since, ends
-        self.share = Share(grant.claim.mode, grant.claim.weight, grant.slots)
-
-
-class Queued:
-    """One entry of the queue."""
-
-    __slots__ = ("behind", "claim", "refreshed", "reserved_until", "share", "signal", "since")
-
-    def __init__(self, claim: Claim, signal: Signal, now: float, wall: float) -> None:
-        self.claim, self.signal, self.refreshed, self.since = claim, signal, now, wall
-        self.share = Share(claim.mode, claim.weight)
-        self.behind = 0
-        self.reserved_until: float | None = None
-
-    def stale(self, now: float) -> bool:
-        """Whether to skip it: it was not refreshed, or was woken and did not attempt in time."""
-        reservation_over = self.reserved_until is not None and now > self.reserved_until
-        return reservation_over or now > self.refreshed + STALE_SECONDS
-
-
-class Name:
-    """The state of one name."""
-
-    def __init__(self) -> None:
-        self.token = 0
+    def __init__(self, state: NameState[Signal]) -> None:
+        self.state = state
         self.used = 0.0
-        self.holds: dict[str, MemoryHold] = {}
-        self.queue: dict[str, Queued] = {}
         self.record: tuple[Record, float, float] | None = None
-
-    def ahead_of(self, owner: str) -> list[Queued]:
-        """The entries in front of this owner; all entries if it is not in the queue."""
-        ahead = []
-        for queued in self.queue.values():
-            if queued.claim.owner == owner:
-                break
-            ahead.append(queued)
-        return ahead
 
 
 class Ledger:
@@ -93,38 +55,23 @@ class Ledger:
 
     def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self.now, self.wall = now, wall
-        self.names: dict[str, Name] = {}
+        self.names: dict[str, MemoryName] = {}
         self.purged = now()
         self.mutex = BlockingRuntime.mutex()
         self.process = BlockingRuntime.where()[1]
 
-    def tidy(self, name: Name, now: float) -> None:
-        """Ends expired holds, removes stale entries, and wakes the waiters that now fit."""
-        for owner in [owner for owner, held in name.holds.items() if held.ends <= now]:
-            del name.holds[owner]
-        for owner in [owner for owner, queued in name.queue.items() if queued.stale(now)]:
-            del name.queue[owner]
-        taken = [held.share for held in name.holds.values()]
-        for queued in name.queue.values():
-            claim = queued.claim
-            if not admit.fits(claim.mode, claim.weight, claim.limit, taken):
-                break
-            if queued.reserved_until is None:
-                queued.reserved_until = now + GRACE_SECONDS
-                queued.signal.set()
-            taken.append(queued.share)
+    def micros(self) -> int:
+        return int(self.now() * MICROS)
 
-    def grant(self, name: Name, claim: Claim, now: float) -> Grant:
-        """Grants the claim, with a token above every earlier one, also after a purge."""
-        name.queue.pop(claim.owner, None)
-        name.token = max(name.token + 1, int(self.wall() * 1_000_000))
-        slots: tuple[int, ...] = ()
-        if claim.mode is Mode.SLOTS:
-            shares = (held.share for held in name.holds.values())
-            slots = admit.free_slots(claim.weight, claim.limit, shares)
-        grant = Grant(claim, name.token, slots)
-        name.holds[claim.owner] = MemoryHold(grant, self.wall(), now + claim.ttl)
-        return grant
+    def wall_micros(self) -> int:
+        return int(self.wall() * MICROS)
+
+    def wake(self, state: NameState[Signal]) -> None:
+        """Wakes the waiters that a request has given a reservation."""
+        for queued in state.woken:
+            if queued.wake is not None:
+                queued.wake.set()
+        state.woken.clear()
 
     def purge(self, now: float) -> None:
         """Removes names that were unused for a week; the clock keeps later tokens higher."""
@@ -134,7 +81,7 @@ class Ledger:
         for key in [k for k, n in self.names.items() if now - n.used > IDLE_COUNTER_SECONDS]:
             name = self.names[key]
             recorded = name.record is not None and name.record[2] > now
-            if not name.holds and not name.queue and not recorded:
+            if not name.state.holds and not name.state.queue and not recorded:
                 del self.names[key]
 
 
@@ -144,74 +91,68 @@ class MemoryBackend:
     def __init__(self, ledger: Ledger, display: str, runtime: Runtime) -> None:
         self.ledger, self.display, self.runtime = ledger, display, runtime
 
-    def _name(self, key: str) -> tuple[Name, float]:
+    def _name(self, key: str) -> MemoryName:
         now = self.ledger.now()
         name = self.ledger.names.get(key)
         if name is None:
             self.ledger.purge(now)
-            name = self.ledger.names[key] = Name()
+            name = self.ledger.names[key] = MemoryName(NameState(key, self.display))
         name.used = now
-        self.ledger.tidy(name, now)
-        return name, now
+        return name
+
+    def _state(self, key: str) -> tuple[NameState[Signal], int]:
+        """The state of a name, and the time of the request."""
+        return self._name(key).state, self.ledger.micros()
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
         with self.ledger.mutex:
-            return self._attempt(claim, join)
+            state, now = self._state(claim.name)
+            answer = state.attempt(claim, now, join=join, wall=self.ledger.wall_micros())
+            self._prepare_wake(state, claim)
+            self.ledger.wake(state)
+            return answer
 
-    def _attempt(self, claim: Claim, join: bool) -> Grant | Busy:
-        name, now = self._name(claim.name)
-        held = name.holds.get(claim.owner)
-        if held is not None:  # a retry whose first answer was lost
-            held.ends = max(held.ends, now + claim.ttl)
-            return held.grant
-        others = [held.grant.claim for held in name.holds.values()]
-        others += [queued.claim for owner, queued in name.queue.items() if owner != claim.owner]
-        if others:
-            slots = others[0].mode is Mode.SLOTS
-            admit.check_limit(claim, others[0].limit, slots=slots, store=self.display)
-        ahead = name.ahead_of(claim.owner)
-        taken = [held.share for held in name.holds.values()] + [queued.share for queued in ahead]
-        if admit.fits(claim.mode, claim.weight, claim.limit, taken):
-            return self.ledger.grant(name, claim, now)
-        return self._busy(name, claim, len(ahead), now, join)
-
-    def _busy(self, name: Name, claim: Claim, place: int, now: float, join: bool) -> Busy:
-        if join and claim.owner not in name.queue:
-            if len(name.queue) >= QUEUE_CAP:
-                return Busy(
-                    place, 1.0, reason=f"the queue of {claim.name!r} is full ({QUEUE_CAP} waiters)"
-                )
-            signal = self.runtime.signal()
-            name.queue[claim.owner] = Queued(claim, signal, now, self.ledger.wall())
-        elif queued := name.queue.get(claim.owner):
-            queued.refreshed = now
-            queued.reserved_until = None
-            queued.signal.clear()  # not replaced: a thread may already wait for it
-        ends = [held.ends for held in name.holds.values()]
-        ends += [q.reserved_until for q in name.queue.values() if q.reserved_until is not None]
-        return Busy(place, max(0.0, min(ends) - now) if ends else None)
+    def _prepare_wake(self, state: NameState[Signal], claim: Claim) -> None:
+        """Gives a waiter its signal, or clears it: a wake-up from before this attempt is over."""
+        queued = state.queue.get(claim.owner)
+        if queued is None:
+            return
+        if queued.wake is None:
+            queued.wake = self.runtime.signal()
+        else:
+            queued.wake.clear()  # not replaced: a thread may already wait for it
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        with self.ledger.mutex:
-            name = self.ledger.names.get(claim.name)
-            queued = name.queue.get(claim.owner) if name else None
-        if queued is not None:
-            await self.runtime.wait(queued.signal, until)
+        signal = self._signal(claim)
+        if signal is not None:
+            await self.runtime.wait(signal, until)
         elif busy.place >= QUEUE_CAP:  # not in the queue, so no release would wake it
             await self.runtime.sleep(max(0.0, until - self.runtime.now()))
 
-    def nudge(self, claim: Claim) -> None:
+    def _signal(self, claim: Claim) -> Signal | None:
         with self.ledger.mutex:
             name = self.ledger.names.get(claim.name)
-            queued = name.queue.get(claim.owner) if name else None
-        if queued is not None:
-            queued.signal.set()
+            queued = name.state.queue.get(claim.owner) if name else None
+            return queued.wake if queued else None
+
+    def nudge(self, claim: Claim) -> None:
+        signal = self._signal(claim)
+        if signal is not None:
+            signal.set()
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         with self.ledger.mutex:
-            return self._release(grant), self._attempt(claim, join=True)
+            state, now = self._state(claim.name)
+            queued = state.queue.get(claim.owner)
+            wall = self.ledger.wall_micros()
+            answer = state.exchange(grant.claim.owner, claim, now, wall=wall)
+            if queued is not None and claim.owner in state.holds:
+                state.woken.append(queued)  # it left the queue, where ``nudge`` would look for it
+            self._prepare_wake(state, claim)
+            self.ledger.wake(state)
+            return answer
 
     async def renew(
         self,
@@ -225,95 +166,66 @@ class MemoryBackend:
         forgotten: set[str] = set()
         with self.ledger.mutex:
             for grant in grants:
-                name, now = self._name(grant.claim.name)
-                held = name.holds.get(grant.claim.owner)
-                if held is None:
-                    lost[grant.claim.owner] = "it expired or was broken, and is no longer stored"
-                else:
-                    ends = now + grant.claim.ttl
-                    held.ends = ends if shorten else max(held.ends, ends)
+                claim = grant.claim
+                state, now = self._state(claim.name)
+                if not state.extend(claim.owner, claim.ttl, now, shorten=shorten):
+                    lost[claim.owner] = LOST
+                self.ledger.wake(state)
             for claim, behind in waits:
-                name, now = self._name(claim.name)
-                queued = name.queue.get(claim.owner)
-                if queued is None:
+                state, now = self._state(claim.name)
+                if not state.refresh(claim.owner, behind, now):
                     forgotten.add(claim.owner)
-                else:
-                    queued.refreshed, queued.behind = now, behind
+                self.ledger.wake(state)
         return Renewal(lost, forgotten=frozenset(forgotten))
 
     async def release(self, grant: Grant) -> bool:
         with self.ledger.mutex:
-            return self._release(grant)
-
-    def _release(self, grant: Grant) -> bool:
-        name, now = self._name(grant.claim.name)
-        was_ours = name.holds.pop(grant.claim.owner, None) is not None
-        self.ledger.tidy(name, now)
-        return was_ours
+            state, now = self._state(grant.claim.name)
+            ours = state.release(grant.claim.owner, now)
+            self.ledger.wake(state)
+            return ours
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         with self.ledger.mutex:
-            name, now = self._name(claim.name)
-            name.holds.pop(claim.owner, None)
-            name.queue.pop(claim.owner, None)
-            self.ledger.tidy(name, now)
+            state, now = self._state(claim.name)
+            state.abandon(claim.owner, now)
+            self.ledger.wake(state)
 
     async def revoke(self, name: str) -> list[int]:
         with self.ledger.mutex:
-            state, now = self._name(name)
-            tokens = [held.grant.token for held in state.holds.values()]
-            state.holds.clear()
-            self.ledger.tidy(state, now)
+            state, now = self._state(name)
+            tokens = state.revoke(now)
+            self.ledger.wake(state)
             return tokens
 
     async def look(self, name: str) -> LockInfo:
         with self.ledger.mutex:
-            return self._info(name)
-
-    def _info(self, key: str) -> LockInfo:
-        name, now = self._name(key)
-        holders = tuple(
-            Holder(
-                *read_label(held.grant.claim.label),
-                held.grant.claim.mode,
-                held.grant.token,
-                held.grant.slots,
-                held.since,
-                held.ends - now,
-            )
-            for held in name.holds.values()
-        )
-        waiters = tuple(
-            Waiter(*read_label(q.claim.label), q.claim.mode, q.since, q.behind)
-            for q in name.queue.values()
-        )
-        claims = [h.grant.claim for h in name.holds.values()] + [
-            q.claim for q in name.queue.values()
-        ]
-        return LockInfo(key, claims[0].limit if claims else 0, holders, waiters)
+            state, now = self._state(name)
+            return state.info(now)
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         with self.ledger.mutex:
             after = cursor or ""
             keys = sorted(k for k in self.ledger.names if k.startswith(prefix) and k > after)
-            infos = [self._info(key) for key in keys[:limit]]
+            now = self.ledger.micros()
+            infos = [self.ledger.names[key].state.info(now) for key in keys[:limit]]
         used = [info for info in infos if info.holders or info.waiters]
         return Page(used, keys[limit - 1] if len(keys) > limit else None)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         with self.ledger.mutex:
-            name, now = self._name(grant.claim.name)
-            if grant.claim.owner not in name.holds:
+            name, now = self._name(grant.claim.name), self.ledger.now()
+            if not name.state.is_held_by(grant.claim.owner, self.ledger.micros()):
                 return False
             name.record = (Record(value, grant.token, 0.0), now, now + keep_seconds)
             return True
 
     async def recall(self, name: str) -> Record | None:
         with self.ledger.mutex:
-            state, now = self._name(name)
-            if state.record is None or state.record[2] <= now:
+            stored, now = self._name(name).record, self.ledger.now()
+            if stored is None or stored[2] <= now:
                 return None
-            record, written, _ = state.record
+            record, written, _ = stored
             return record._replace(age_seconds=now - written)
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:

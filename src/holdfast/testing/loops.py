@@ -12,7 +12,7 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["run"]
+__all__ = ["new_runner", "run"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     >>> run(add(1, 2))
     3
     """
-    module = importlib.import_module(os.environ.get("HOLDFAST_TEST_LOOP") or "asyncio")
-    with asyncio.Runner(loop_factory=module.new_event_loop) as runner:
+    with new_runner() as runner:
         return runner.run(work)
+
+
+def new_runner() -> asyncio.Runner:
+    """A runner whose loop is of the chosen kind."""
+    module = importlib.import_module(os.environ.get("HOLDFAST_TEST_LOOP") or "asyncio")
+    return asyncio.Runner(loop_factory=module.new_event_loop)

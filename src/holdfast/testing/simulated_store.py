@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
-from holdfast.core.contract import Finding, Page, Renewal, Runtime, Waiting
+from holdfast.core.contract import Finding, Page, Renewal, Runtime, Signal, Waiting
 from holdfast.core.drive import run_now
+from holdfast.core.queue import NameState
 from holdfast.errors import BackendUnavailable
-from holdfast.stores.memory import Ledger, MemoryBackend, MemoryStore, Name
+from holdfast.stores.memory import Ledger, MemoryBackend, MemoryStore
 from holdfast.testing.simulator import Node, SimRuntime, SimSignal, World
 
 __all__ = ["Network", "SimBackend", "SimStore"]
@@ -53,16 +54,18 @@ class _Rings:
 class _GivingLedger(Ledger):
     """Grants directly to the waiter that it wakes, for ``DIRECT_GRANT_SECONDS``."""
 
-    def tidy(self, name: Name, now: float) -> None:
-        super().tidy(name, now)
-        woken = [each for each in name.queue.values() if each.reserved_until is not None]
-        for queued in woken:
-            if queued.claim.mode is Mode.EXCLUSIVE:
-                grant = self.grant(name, queued.claim, now)
-                seconds = min(DIRECT_GRANT_SECONDS, grant.claim.ttl)
-                name.holds[grant.claim.owner].ends = now + seconds
-                assert isinstance(queued.signal, _RemoteSignal)
-                queued.signal.grant = grant._replace(seconds=seconds)
+    def wake(self, state: NameState[Signal]) -> None:
+        now = self.micros()
+        for queued in state.woken:
+            claim, signal = queued.claim, queued.wake
+            if claim.mode is Mode.EXCLUSIVE and claim.owner in state.queue:
+                grant = state.attempt(claim, now, join=False, wall=self.wall_micros())
+                assert isinstance(grant, Grant)
+                seconds = min(DIRECT_GRANT_SECONDS, claim.ttl)
+                state.extend(claim.owner, seconds, now, shorten=True)
+                assert isinstance(signal, _RemoteSignal)
+                signal.grant = grant._replace(seconds=seconds)
+        super().wake(state)
 
 
 class _ServerRuntime(SimRuntime):
@@ -153,7 +156,7 @@ class SimBackend:
         """On the server: says along which token was the last, for ``wait``."""
         if isinstance(answer, Grant):
             return answer
-        return answer._replace(ref=self._inner.ledger.names[claim.name].token)
+        return answer._replace(ref=self._inner.ledger.names[claim.name].state.token)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         signal = self._rings.signals.setdefault(claim.owner, SimSignal())

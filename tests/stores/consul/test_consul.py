@@ -16,7 +16,6 @@ from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
-from holdfast.io.http import Reply
 from holdfast.stores.consul.agent import TXN
 from holdfast.stores.consul.backend import MOST_PERMITS
 from holdfast.stores.consul.session import NODE
@@ -111,7 +110,7 @@ def test_a_hold_that_was_moved_without_an_answer_is_found(
     other = grant._replace(claim=grant.claim._replace(ttl=ttl))
     ask = one.post.ask
 
-    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         if line != TXN:
             return await ask(line, body, until)
         if lands:

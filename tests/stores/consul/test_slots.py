@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from holdfast.claim import Claim, Mode
-from holdfast.io.http import Reply
 from holdfast.stores.consul.agent import TXN
 from holdfast.stores.consul.session import DESTROY
 from holdfast.testing import Flavour
@@ -36,7 +36,7 @@ def _before_write(peer: Peer, number: int, step: Callable[[], object]) -> None:
     """Calls ``step`` right before the peer's writing transaction of that number, from now on."""
     ask, left = peer.post.ask, [number]
 
-    async def asked(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def asked(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         left[0] -= line == TXN
         if line == TXN and left[0] == 0:
             step()

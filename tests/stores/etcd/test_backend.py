@@ -1,4 +1,4 @@
-"""What is special to etcd: leases, watches, the gateway, and requests that arrive late."""
+"""What is special to etcd: leases, watches, passwords, and requests that arrive late."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import holdfast
+from holdfast import fencing
 from holdfast.claim import Busy, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
+from holdfast.stores.etcd import messages
+from holdfast.stores.etcd.calls import KEEP_ALIVE, Call
+from holdfast.stores.etcd.messages import data
 from holdfast.testing import Flavour
-from servers.etcd import EtcdServer
+from servers.etcd import EtcdServer, Version
 from servers.process import wait_until
 from servers.proxy import Proxy
+from servers.registry import Servers
 from stores.claims import claim_of
 from stores.etcd import helpers
-from stores.http_peer import Peer
+from stores.http_peer import Peer, peers
+from stores.mutual_tls import MutualEtcd, mutual_url
 from stores.waiting import waited_for
 
 SOON = 60.0
-server, peer = helpers.server, helpers.peer
+NAMES = 40
+QUIET_SECONDS = 2.0
+server, peer, encoded = helpers.server, helpers.peer, helpers.encoded
 
 
 def test_a_hold_is_two_requests(peer: Callable[[], Peer]) -> None:
@@ -93,7 +101,7 @@ def test_any_number_of_holds_is_renewed_in_three_requests(peer: Callable[[], Pee
     renewal = run_now(one.backend.renew(grants, [], until=now() + SOON))
     assert (renewal.lost, renewal.unknown) == ({}, {})
     assert len(one.post.asked) == 3
-    assert one.post.asked.count(b"POST /v3/lease/keepalive") == 1
+    assert one.post.asked.count(KEEP_ALIVE.path) == 1
 
 
 def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Peer]) -> None:
@@ -111,7 +119,7 @@ def test_a_short_lease_is_kept_alive_while_its_claim_waits(peer: Callable[[], Pe
     assert not wait.is_alive()  # although the holder did nothing
     theirs.post.asked.clear()
     theirs.attempt(claim)
-    assert b"POST /v3/lease/keepalive" in theirs.post.asked
+    assert KEEP_ALIVE.path in theirs.post.asked
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -127,14 +135,14 @@ def test_a_foreign_version_is_refused(peer: Callable[[], Peer], server: EtcdServ
     """An entry of another protocol version is neither ignored nor overwritten."""
     one = peer()
     grant = one.take(claim_of())
-    server.ask("/v3/kv/put", {"key": grant.ref.key, "value": "WzJd", "ignore_lease": True})
+    server.ask("/v3/kv/put", {"key": encoded(grant.ref.key), "value": "WzJd", "ignore_lease": True})
     for _ in range(2):
         with pytest.raises(Incompatible, match="name"):
             one.attempt(claim_of())
-    found = server.ask("/v3/kv/range", {"key": grant.ref.key, "range_end": "AA=="})
-    prefix = b64decode(grant.ref.key).rpartition(b"/")[0]  # keys of other tests follow
-    keys = [kv["key"] for kv in found["kvs"] if b64decode(kv["key"]).startswith(prefix)]
-    assert keys == [grant.ref.key]  # no claim has joined
+    found = server.ask("/v3/kv/range", {"key": encoded(grant.ref.key), "range_end": "AA=="})
+    prefix = grant.ref.key.rpartition("/")[0].encode()  # keys of other tests follow
+    keys = [b64decode(kv["key"]) for kv in found["kvs"]]
+    assert [key for key in keys if key.startswith(prefix)] == [grant.ref.key.encode()]
 
 
 def test_a_queue_of_a_foreign_version_is_not_joined(
@@ -146,12 +154,12 @@ def test_a_queue_of_a_foreign_version_is_not_joined(
     last = claim_of()
     assert isinstance(ours.attempt(last), Busy)
     key = ours.store.key(last).decode()
-    server.ask("/v3/kv/put", {"key": key, "value": "WzJd", "ignore_lease": True})
+    server.ask("/v3/kv/put", {"key": encoded(key), "value": "WzJd", "ignore_lease": True})
     waiting = claim_of()
     for one in (ours, theirs):
         with pytest.raises(Incompatible, match="name"):
             one.attempt(waiting)
-        found = server.ask("/v3/kv/range", {"key": one.store.key(waiting).decode()})
+        found = server.ask("/v3/kv/range", {"key": encoded(one.store.key(waiting).decode())})
         assert "kvs" not in found
 
 
@@ -189,20 +197,16 @@ async def _wait_in_many_tasks(url: str, proxy: Proxy, namespace: str) -> None:
 
 
 def test_the_gateway_may_be_off(namespace: str) -> None:
-    """The error comes at once and names the option that turns the gateway on."""
+    """etcd's JSON gateway is not needed."""
     with EtcdServer(version="3.5") as server:
         server.stop()
         server.arguments.append("--enable-grpc-gateway=false")
         server.launch()
-        with holdfast.connect(server.url, namespace=namespace) as locks:
-            deadline = now() + SOON
-            error: BackendUnavailable | None = None
-            while error is None or not error.final:  # until it has started
-                assert now() < deadline
-                with pytest.raises(BackendUnavailable) as caught:
-                    locks.lock("name").acquire(blocking=False)
-                error = caught.value
-        assert "--enable-grpc-gateway" in str(error)
+        with (
+            holdfast.connect(server.url, namespace=namespace) as locks,
+            locks.lock("name", timeout=SOON),
+        ):
+            assert locks.inspect("name").holders
 
 
 @pytest.fixture(scope="module")
@@ -256,13 +260,116 @@ def test_passwords(guarded: EtcdServer, namespace: str, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_waiting_with_a_password(guarded: EtcdServer, namespace: str, flavour: Flavour) -> None:
-    """Expired tokens are replaced, and waiters are woken without a WebSocket."""
+    """Expired tokens are replaced, also that of the call that has the watches."""
     url = f"etcd://worker:secret-1@{guarded.host}:{guarded.port}"
     with holdfast.connect(url, namespace=namespace) as locks:
         assert not any(finding.level == "broken" for finding in locks.check())
     with waited_for(url, namespace, flavour) as waited:
         threading.Event().wait(2.5)  # etcd checks for old tokens once a second
         waited.held.extend()
+
+
+@pytest.mark.usefixtures("no_recheck")
+def test_many_names_are_waited_for_without_requests(guarded: EtcdServer, namespace: str) -> None:
+    """One Watch call tells of all of them, also with a password."""
+    with Proxy(guarded) as proxy:
+        login = f"worker:secret-1@{guarded.host}"
+        asyncio.run(
+            _wait_for_many_names(
+                f"etcd://{login}:{guarded.port}", f"etcd://{login}:{proxy.port}", proxy, namespace
+            )
+        )
+
+
+async def _wait_for_many_names(direct: str, url: str, proxy: Proxy, namespace: str) -> None:
+    async with (
+        holdfast.connect_async(direct, namespace=namespace) as ours,
+        holdfast.connect_async(url, namespace=namespace) as theirs,
+    ):
+        held = [await ours.lock(f"name {number}").acquire() for number in range(NAMES)]
+        tasks = [
+            asyncio.create_task(theirs.lock(f"name {number}").acquire()) for number in range(NAMES)
+        ]
+        deadline = now() + SOON
+        while sum(len(info.waiters) for info in await ours.list()) < NAMES:
+            assert now() < deadline
+        quiet = False
+        while not quiet:
+            assert now() < deadline
+            proxy.reset_counts()
+            await asyncio.sleep(QUIET_SECONDS)
+            quiet = proxy.counts.requests <= NAMES / 4  # those of the renewer
+        for lease in held:
+            assert lease
+            await lease.release()
+        for lease in await asyncio.gather(*tasks):
+            assert lease
+            await lease.release()
+
+
+def _enable_logins(url: str, user: str) -> None:
+    """Makes the user root, and requires a login."""
+    with peers(url, "unused") as peer:
+        calls = peer().backend.calls
+        for method, message in (
+            ("UserAdd", messages.sign_in(user, "secret-3")),
+            ("RoleAdd", data(1, b"root")),
+            ("UserGrantRole", data(1, user.encode()) + data(2, b"root")),
+            ("UserAdd", messages.sign_in("root", "secret-0")),
+            ("UserGrantRole", data(1, b"root") + data(2, b"root")),
+            ("AuthEnable", b""),
+        ):
+            path = f"/etcdserverpb.Auth/{method}".encode()
+            run_now(calls.call(Call(path, messages.empty_reply), message))
+
+
+@pytest.mark.usefixtures("no_recheck")
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_client_certificate_is_a_login(namespace: str, flavour: Flavour) -> None:
+    """The common name of the certificate is the user; waiters are woken, too."""
+    with MutualEtcd() as server:
+        url = mutual_url(server)
+        _enable_logins(url, "localhost")
+        with waited_for(url, namespace, flavour):
+            pass
+
+
+LONG = bytes(range(256)) * 4000
+"""Much more than the first windows of HTTP/2, and than one frame; less than etcd allows."""
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("version", ["3.4", "3.5"])
+def test_long_requests_and_replies(
+    servers: Servers, namespace: str, version: Version, tls: bool, flavour: Flavour
+) -> None:
+    """A guarded write of a megabyte waits for etcd's windows; it is read back whole."""
+    url = servers.of(EtcdServer, version=version, tls=tls).url
+
+    async def run() -> None:
+        async with (
+            holdfast.connect_async(url, namespace=namespace) as locks,
+            locks.lock("name", timeout=SOON) as lease,
+        ):
+            config = fencing.etcd.guard(lease)
+            for _ in range(3):
+                await config.put(f"long/{namespace}", LONG)
+                assert await config.get(f"long/{namespace}") == LONG
+            assert await config.delete(f"long/{namespace}")
+
+    if flavour is Flavour.ASYNCIO:
+        asyncio.run(run())
+        return
+    with (
+        holdfast.connect(url, namespace=namespace) as locks,
+        locks.lock("name", timeout=SOON) as lease,
+    ):
+        config = fencing.etcd.guard(lease)
+        for _ in range(3):
+            config.put(f"long/{namespace}", LONG)
+            assert config.get(f"long/{namespace}") == LONG
+        assert config.delete(f"long/{namespace}")
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["alone", "waited for"])
@@ -281,7 +388,7 @@ def test_a_release_without_an_answer_is_unknown(
         if waits:
             waiter.start()
             wait_until("it waits", lambda: len(theirs.inspect("name").waiters) == 1, SOON)
-        dropped = proxy.drop_next_reply(b"/v3/kv/")
+        dropped = proxy.drop_next_reply(b"/etcdserverpb.KV/")
         assert lease.release() is None
         assert dropped.wait(SOON)
         if waits:

@@ -55,7 +55,7 @@ def test_one_node_after_the_other_is_restarted(trio: LinkedEtcdTrio, namespace: 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_a_silent_socket_is_replaced(servers: Servers, namespace: str, flavour: Flavour) -> None:
-    """A WebSocket that delivers nothing is given up, and waiters are woken again."""
+    """A connection that delivers nothing is given up, and waiters are woken again."""
     server = servers.of(EtcdServer)
     with Proxy(server) as proxy, waited_for(server.url, namespace, flavour, proxy.url) as waited:
         proxy.stall()

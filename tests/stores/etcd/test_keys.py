@@ -12,7 +12,7 @@ from holdfast.claim import Busy, Claim, Grant, Mode
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.http import Reply
+from holdfast.stores.etcd.calls import TXN
 from holdfast.stores.etcd.keys import KeyPool
 from stores.claims import claim_of
 from stores.etcd import helpers
@@ -139,8 +139,8 @@ def test_a_revoke_does_not_end_the_next_hold_with_the_same_key(
     grants = [ours.take(claim_of())]
     ask = theirs.post.ask
 
-    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        if b"txn" in line and len(grants) == 1:
+    async def late(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
+        if line == TXN.path and len(grants) == 1:
             _release(ours, grants[0])
             grants.append(ours.take(claim_of()))
         return await ask(line, body, until)

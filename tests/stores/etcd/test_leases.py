@@ -13,7 +13,7 @@ from holdfast.core.contract import Renewal, Waiting
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, LockLost
 from holdfast.io.clock import now
-from holdfast.io.http import Reply
+from holdfast.stores.etcd import requests
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
@@ -89,9 +89,10 @@ def test_an_unanswered_change_of_the_ttl_costs_no_hold(
     grant = one.take(claim_of(ttl=30.0))
     ask = one.post.ask
 
-    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def unanswered(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         reply = await ask(line, body, until)
-        if b"ignore_value" in body:
+        session = one.store.sessions.current(60.0)
+        if session and requests.bind(grant.ref.key.encode(), session.id) in body:
             raise BackendUnavailable("lost on its way back")
         return reply
 
@@ -152,7 +153,7 @@ def test_a_waiter_that_joined_again_is_refreshed_like_any_other(
     ours.take(claim_of())
     claim = claim_of()
     assert isinstance(theirs.attempt(claim), Busy)
-    server.ask("/v3/kv/deleterange", {"key": theirs.store.key(claim).decode()})
+    server.ask("/v3/kv/deleterange", {"key": helpers.encoded(theirs.store.key(claim).decode())})
     assert isinstance(theirs.attempt(claim), Busy)
     for behind in (3, 5):
         refresh = theirs.backend.renew([], [Waiting(claim, behind)], until=now() + SOON)
@@ -178,8 +179,8 @@ def test_a_lost_hold_leaves_no_pending_undo(server: EtcdServer, namespace: str) 
         with locks.lock("warm"):
             pass
         client: Any = locks._engine
-        gateway, doubts = client.backend.gateway, client.store.sessions.doubts
-        post = gateway.http = Counting(gateway.http)
+        calls, doubts = client.backend.calls, client.store.sessions.doubts
+        post = calls.wire = Counting(calls.wire)
         post.lose = b"txn"
         lease = locks.lock("name", timeout=SOON).acquire()
         assert lease

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
 from holdfast.claim import Busy, Claim, Grant, Mode
+from holdfast.core.acquire import _look
 from holdfast.core.drive import run_now
 from stores.claims import claim_of
 from stores.etcd import helpers
@@ -68,6 +70,27 @@ def test_a_recheck_costs_the_same_in_a_queue_of_any_length(
     assert {requests for requests, _ in short + long} == {2}
     most = max(read for _, read in short)
     assert max(read for _, read in long) <= most + DIGITS
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_naming_the_holder_costs_the_same_in_a_queue_of_any_length(
+    peer: Callable[[], Peer], mode: Mode
+) -> None:
+    """As every timeout does, and every waiter once, after ten seconds."""
+
+    def cost(name: str, count: int) -> tuple[int, int]:
+        one, claim, _ = _queue(peer, name, mode, count)[-1]
+        one.post.asked.clear()
+        one.post.read = 0
+        engine: Any = SimpleNamespace(backend=one.backend)
+        found = run_now(_look(engine, claim))
+        assert found is not None
+        assert len(found.holders) == 1
+        return len(one.post.asked), one.post.read
+
+    few, many = cost("short", SHORT), cost("long", LONG)
+    assert many[0] == few[0]
+    assert many[1] <= few[1] + 10 * DIGITS
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SLOTS])

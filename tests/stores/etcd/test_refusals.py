@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.client import TOO_MANY_REQUESTS
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.error import HTTPError
 
 import pytest
 
 import holdfast
 from holdfast.claim import Busy
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.http import Http, Reply
 from holdfast.io.runtime_blocking import BlockingRuntime
-from holdfast.stores.etcd.gateway import Gateway
+from holdfast.stores.etcd import messages, requests
+from holdfast.stores.etcd.calls import RANGE, SIGN_IN, TXN, Call, Calls, Reply
+from holdfast.stores.etcd.messages import data, integer
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import READY_SECONDS
@@ -33,6 +37,8 @@ QUOTA_BYTES = 2_000_000
 PIECE_BYTES = 400_000
 MOST_PIECES = 500
 SOON = 30.0
+MANY = 20
+ADD_USER = Call(b"/etcdserverpb.Auth/UserAdd", messages.empty_reply)
 every_flavour = pytest.mark.parametrize("flavour", list(Flavour))
 
 
@@ -66,8 +72,8 @@ def test_a_denied_request_leaves_no_pending_undo(namespace: str, flavour: Flavou
                     one.attempt(claim_of(), join)
                 assert caught.value.final
                 # The token is fetched again once: it may be older than the permission.
-                assert one.post.asked.count(b"POST /v3/auth/authenticate") <= 2
-                assert one.post.asked.count(b"POST /v3/kv/txn") == 2
+                assert one.post.asked.count(SIGN_IN.path) <= 2
+                assert one.post.asked.count(TXN.path) == 2
             assert not one.store.sessions.doubts
 
 
@@ -160,15 +166,11 @@ def test_signed_tokens_survive_changes_of_users(
         with peers(url, namespace) as peer:
             one, admin = peer(), peer()
             grant = one.take(claim_of())
-            admin.run(
-                admin.backend.gateway.post(
-                    b"POST /v3/auth/user/add", b'{"name":"other","password":"secret-1"}'
-                )
-            )
+            admin.run(admin.backend.calls.call(ADD_USER, messages.sign_in("other", "secret-1")))
             renewal = one.run(one.backend.renew([grant], [], until=now() + SOON))
             assert (renewal.lost, renewal.unknown) == ({}, {})
             assert one.run(one.backend.release(grant)) is True
-            assert one.post.asked.count(b"POST /v3/auth/authenticate") == 2
+            assert one.post.asked.count(SIGN_IN.path) == 2
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'"x"', b"<html>", b""])
@@ -180,7 +182,7 @@ def test_a_server_that_is_not_etcd_is_refused_at_once(body: bytes, status: str) 
         holdfast.connect(f"etcd://127.0.0.1:{port}") as locks,
     ):
         for step in (locks.list, locks.lock("name").acquire, partial(locks.inspect, "name")):
-            with pytest.raises(BackendUnavailable) as caught:
+            with pytest.raises(BackendUnavailable, match="not etcd") as caught:
                 step()
             assert caught.value.final
 
@@ -194,7 +196,7 @@ def test_a_first_answer_to_a_second_backend_that_is_damaged_is_not_final(
         one = peer()
         one.run(one.backend.release(one.take(claim_of())))
         second = one.store.backend(BlockingRuntime())
-        second.gateway.http = _Broken(second.gateway.http, b"POST /v3/kv/txn", Reply(200, b"{"))
+        second.calls.wire = _Broken(second.calls.wire, TXN.path, Reply(0, b"{"))
         claim = claim_of()
         with pytest.raises(BackendUnavailable) as caught:
             one.run(second.attempt(claim, join=True))
@@ -204,15 +206,14 @@ def test_a_first_answer_to_a_second_backend_that_is_damaged_is_not_final(
         one.run(second.close())
 
 
-@pytest.mark.parametrize("status", [404, 405, 501])
+@pytest.mark.parametrize("status", [12, 200, 404, 405, 501])
 def test_a_proxy_without_an_etcd_for_a_moment_is_not_final(
     servers: Servers, namespace: str, status: int
 ) -> None:
     with peers(servers.of(EtcdServer).url, namespace) as peer:
         one = peer()
         one.run(one.backend.release(one.take(claim_of())))
-        broken = _Broken(one.post, b"POST /v3/kv/txn", Reply(status, b"no such page"))
-        one.backend.gateway.http = broken
+        one.backend.calls.wire = _Broken(one.post, TXN.path, Reply(status, b""))
         with pytest.raises(BackendUnavailable) as caught:
             one.attempt(claim_of())
         assert not caught.value.final
@@ -221,25 +222,23 @@ def test_a_proxy_without_an_etcd_for_a_moment_is_not_final(
 class _TwoSignIns:
     """Another thread signs in between this one's sign-in and its next request."""
 
-    def __init__(self, http: Http, other: Gateway) -> None:
-        self._http, self.servers, self._other = http, http.servers, other
+    def __init__(self, wire: Any, other: Calls) -> None:
+        self._wire, self._other = wire, other
         self.sign_ins = 0
 
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        if line == b"POST /v3/auth/authenticate":
+    async def ask(self, path: bytes, message: bytes = b"", until: float | None = None) -> Reply:
+        if path == SIGN_IN.path:
             self.sign_ins += 1
         elif self.sign_ins:
-            self._other.http = _Unanswered(self._http)  # type: ignore[assignment]
+            self._other.wire = _Unanswered()  # type: ignore[assignment]
             with pytest.raises(BackendUnavailable):
-                await self._other._sign_in(until)
-        return await self._http.ask(line, body, until)
+                await self._other.sign_in(self._other.credentials.sign_ins, until)
+        reply: Reply = await self._wire.ask(path, message, until)
+        return reply
 
 
 class _Unanswered:
-    def __init__(self, http: Http) -> None:
-        self.servers = http.servers
-
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def ask(self, path: bytes, message: bytes = b"", until: float | None = None) -> Reply:
         raise BackendUnavailable("not answered yet")
 
 
@@ -251,50 +250,81 @@ def test_a_sign_in_does_not_take_the_token_of_other_threads(namespace: str) -> N
         with peers(url, namespace) as peer:
             one = peer()
             another = one.store.backend(BlockingRuntime())
-            unused = another.gateway.http
-            two = one.backend.gateway.http = _TwoSignIns(one.post, another.gateway)
-            one.run(one.backend.gateway.post(b"POST /v3/kv/range", b'{"key":"AA=="}'))
+            unused = another.calls.wire
+            two = one.backend.calls.wire = _TwoSignIns(one.post, another.calls)
+            one.run(one.backend.calls.call(RANGE, requests.only(b"a")))
             assert two.sign_ins == 1
-            one.store.servers.headers = b"Authorization: old\r\n"
-            one.run(one.backend.gateway.post(b"POST /v3/kv/range", b'{"key":"AA=="}'))
+            one.store.credentials.use("old")
+            one.run(one.backend.calls.call(RANGE, requests.only(b"a")))
             assert two.sign_ins == 2
-            one.backend.gateway.http, another.gateway.http = one.post, unused
+            one.backend.calls.wire, another.calls.wire = one.post, unused
             one.run(another.close())
+
+
+@every_flavour
+def test_one_of_many_requests_signs_in_for_all(namespace: str, flavour: Flavour) -> None:
+    """At first use, and after the token has expired: a sign-in costs a server much CPU time."""
+    with Guarded() as server:
+        url = server.url.replace("etcd://", "etcd://root:secret-0@")
+        with peers(url, namespace) as peer:
+            one = peer(flavour)
+            calls = one.backend.calls
+
+            def read(_: int) -> Coroutine[Any, Any, object]:
+                return calls.call(RANGE, requests.only(b"a"))  # type: ignore[no-any-return]
+
+            async def many() -> None:
+                await asyncio.gather(*map(read, range(MANY)))
+
+            for token in ("", "old"):
+                one.store.credentials.use(token)
+                one.post.asked.clear()
+                if flavour is Flavour.ASYNCIO:
+                    one.run(many())
+                else:
+                    with ThreadPoolExecutor(MANY) as pool:
+                        list(pool.map(lambda number: run_now(read(number)), range(MANY)))
+                assert one.post.asked.count(SIGN_IN.path) == 1
 
 
 class _Broken:
     """Answers of etcd, one of which is denied or damaged."""
 
-    def __init__(self, http: Http, line: bytes, reply: Reply) -> None:
-        self._http, self.servers = http, http.servers
-        self._line: bytes | None = line
+    def __init__(self, wire: Any, path: bytes, reply: Reply) -> None:
+        self._wire = wire
+        self._path: bytes | None = path
         self._reply = reply
 
-    async def ask(self, line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        if line == self._line:
-            self._line = None
+    async def ask(self, path: bytes, message: bytes = b"", until: float | None = None) -> Reply:
+        if path == self._path:
+            self._path = None
             return self._reply
-        return await self._http.ask(line, body, until)
+        reply: Reply = await self._wire.ask(path, message, until)
+        return reply
 
     def forget(self) -> None:
-        self._http.forget()
+        self._wire.forget()
 
     async def close(self) -> None:
-        await self._http.close()
+        await self._wire.close()
 
 
-_HEAD = b'{"header":{"revision":"7"},"succeeded":true,"responses":[%b]}'
+def _txn(*parts: bytes) -> bytes:
+    return data(1, integer(3, 7)) + integer(2, 1) + b"".join(data(3, part) for part in parts)
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply(403, b'{"error":"etcdserver: permission denied"}'),
-        Reply(200, _HEAD % b""),
-        Reply(200, _HEAD % b"{}"),
-        Reply(200, _HEAD % b'{"response_range":{"kvs":[{}]}}'),
+        Reply(7, b"etcdserver: permission denied"),
+        Reply(0, _txn()),
+        Reply(0, _txn(b"")),
+        Reply(0, _txn(data(1, data(2, b"")))),
+        Reply(0, _txn(data(2, b""))),
+        Reply(0, _txn(data(1, b""), data(1, b""))),
+        Reply(0, b"\xff"),
     ],
-    ids=["denied", "too short", "empty", "damaged"],
+    ids=["denied", "too short", "empty", "damaged", "another kind", "too long", "no message"],
 )
 def test_a_refusal_of_one_hold_leaves_the_rest_of_a_renewal(
     servers: Servers, namespace: str, reply: Reply
@@ -304,7 +334,7 @@ def test_a_refusal_of_one_hold_leaves_the_rest_of_a_renewal(
         one = peer()
         stays, moves = one.take(claim_of("stays")), one.take(claim_of("moves"))
         moves = moves._replace(claim=moves.claim._replace(ttl=60.0))
-        one.backend.gateway.http = _Broken(one.post, b"POST /v3/kv/txn", reply)
+        one.backend.calls.wire = _Broken(one.post, TXN.path, reply)
         renewal = one.run(one.backend.renew([moves, stays], [], until=now() + SOON))
         assert renewal.lost == {}
         assert list(renewal.unknown) == [moves.claim.owner]

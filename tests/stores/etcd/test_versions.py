@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
-import holdfast
 from holdfast.core.contract import Finding
 from holdfast.core.drive import run_now
-from holdfast.errors import BackendUnavailable, GuaranteeNotMet
-from holdfast.io.http import Reply
+from holdfast.stores.etcd.calls import STATUS, Reply
+from holdfast.stores.etcd.messages import data, integer
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer, Version
 from servers.registry import Servers
@@ -67,66 +62,30 @@ async def _check(url: str, flavour: Flavour, namespace: str) -> list[Finding]:
 )
 def test_other_versions(peer: Callable[[], Peer], version: str, level: str, says: str) -> None:
     """A warning where leases that are alive may end; otherwise just the version."""
-    findings = _probe(peer(), json.dumps({"etcdserver": version}).encode())
+    findings = _probe(peer(), version)
     (found,) = [finding for finding in findings if finding.subject == "version"]
     assert found.level == level
     assert re.search(says, found.detail)
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]"])
-def test_an_answer_that_is_no_version(peer: Callable[[], Peer], body: bytes) -> None:
-    """A proxy may have sent it."""
-    (found,) = [each for each in _probe(peer(), body) if each.subject == "version"]
-    assert (found.level, found.detail) == ("warning", "the server does not say its version")
-
-
-def _probe(one: Peer, version: bytes) -> list[Finding]:
-    """The findings if the server replies this to the request for its version."""
+def _probe(one: Peer, version: str) -> list[Finding]:
+    """The findings if the server says that it has this version."""
     ask = one.post.ask
 
     async def answer(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
-        return Reply(200, version) if line == b"GET /version" else await ask(line, body, until)
+        if line != STATUS.path:
+            reply: Reply = await ask(line, body, until)
+            return reply
+        header, leader = data(1, integer(3, 7)), integer(4, 1)
+        return Reply(0, header + data(2, version.encode()) + leader)
 
     one.post.ask = answer  # type: ignore[method-assign]
     return run_now(one.backend.probe())
 
 
-class Old(http.server.BaseHTTPRequestHandler):
-    """An etcd 3.3, whose gateway has another path."""
-
-    def do_GET(self) -> None:
-        self._answer(200, {"etcdserver": "3.3.27", "etcdcluster": "3.3.0"})
-
-    def do_POST(self) -> None:
-        self._answer(404, {})
-
-    def _answer(self, status: int, body: dict[str, str]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def _old() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        try:
-            yield f"etcd://127.0.0.1:{listening.server_port}"
-        finally:
-            listening.shutdown()
-            thread.join()
-
-
-def test_a_version_that_is_too_old() -> None:
-    """The finding names it, although no other request is possible; and no lock is granted there."""
-    with _old() as url, holdfast.connect(url) as locks:
-        with pytest.raises(GuaranteeNotMet, match=r"etcd 3\.3\.27 is too old: 3\.4 or newer"):
-            locks.check()
-        with pytest.raises(BackendUnavailable, match=r"older than 3\.4"):
-            locks.lock("name").acquire()
+def test_a_version_that_is_too_old(peer: Callable[[], Peer]) -> None:
+    """The finding names it; no other request is sent."""
+    one = peer()
+    (found,) = _probe(one, "3.3.27")
+    assert (found.subject, found.level) == ("version", "broken")
+    assert "etcd 3.3.27 is too old: 3.4 or newer is needed" in found.detail

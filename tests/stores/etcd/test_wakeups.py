@@ -15,9 +15,9 @@ from holdfast.core.contract import DIRECT_GRANT_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.http import Reply
 from holdfast.io.wakeups import EVERYBODY
-from holdfast.stores.etcd import wakeups
+from holdfast.stores.etcd import messages, requests, wakeups
+from holdfast.stores.etcd.calls import DELETE
 from holdfast.stores.etcd.wakeups import WatchTable
 from stores.claims import claim_of
 from stores.etcd import helpers
@@ -40,7 +40,7 @@ def _listening(one: Peer) -> None:
     wakeup_key = one.store.names.wakeup_key
     session = one.store.sessions.all()[0].id
     watches: Any = one.backend.waits.watches
-    keys = f'"key":"{wakeup_key(session).decode()}"'
+    keys = requests.only(wakeup_key(session))
     watch = run_now(watches.subscribe(session, keys, [session], now() + SOON))
     deadline = now() + SOON
     while watch.start_revision is None and now() < deadline:
@@ -127,11 +127,11 @@ def test_the_first_renewal_confirms_a_direct_grant(peer: Callable[[], Peer]) -> 
     """It writes the entry. Later renewals write nothing."""
     queue = Queue(peer)
     granted = queue.direct_grant()
-    for requests in (4, 3):
+    for count in (4, 3):
         queue.third.post.asked.clear()
         renewal = run_now(queue.third.backend.renew([granted], [], until=now() + SOON))
         assert (renewal.lost, renewal.unknown) == ({}, {})
-        assert len(queue.third.post.asked) == requests
+        assert len(queue.third.post.asked) == count
     behind = claim_of()
     busy = _busy(queue.first, behind)
     assert busy.retry_seconds is None  # no client will skip it
@@ -149,7 +149,7 @@ def test_a_late_reply_does_not_undo_a_direct_grant(
     answered, late = threading.Event(), threading.Event()
     ask = queue.third.post.ask
 
-    async def held_back(line: bytes, body: bytes = b"", until: float | None = None) -> Reply:
+    async def held_back(line: bytes, body: bytes = b"", until: float | None = None) -> Any:
         reply = await ask(line, body, until)
         if threading.current_thread() is asking:
             answered.set()
@@ -195,7 +195,7 @@ def test_a_release_succeeds_although_the_wake_up_fails(
 
     async def all_but_the_wake_up(
         line: bytes, body: bytes = b"", until: float | None = None
-    ) -> Reply:
+    ) -> Any:
         if len(post.asked) == 2:  # the direct grant failed, and the entry is deleted
             raise BackendUnavailable("cut")
         return await ask(line, body, until)
@@ -284,7 +284,7 @@ def test_a_release_whose_next_waiter_is_gone_wakes_another(peer: Callable[[], Pe
 
 def _delete_entry(one: Peer, claim: Claim) -> None:
     key = one.store.key(claim)
-    run_now(one.backend.gateway.post(b"POST /v3/kv/deleterange", b'{"key":"%b"}' % key))
+    run_now(one.backend.calls.call(DELETE, requests.only(key)))
 
 
 @pytest.mark.usefixtures("no_fallback")
@@ -335,8 +335,8 @@ def test_the_waiter_behind_a_direct_grant_notes_it_without_an_attempt(
 def _noted(one: Peer) -> bool:
     """Whether a write of the entry ahead was noted, by a watch or by the read before it."""
     watches: Any = one.backend.waits.watches
-    connection = watches._connection
-    there = [] if connection is None else list(connection.table._watches.values())
+    source = watches._source
+    there = [] if source is None else list(source.table._watches.values())
     noted = any(watch.written for watch in there)
     return noted or bool(one.backend._absent_waiters._since)
 
@@ -365,14 +365,13 @@ def test_a_lost_connection_ends_the_wait(peer: Callable[[], Peer]) -> None:
 
 def test_a_cancelled_subscription_is_opened_again() -> None:
     """Its waiters are woken, and the cancelled watch is forgotten."""
-    table = WatchTable()
-    first, _ = table.subscribe("session", '"key":"YQ=="', ["session"])
+    table, keys = WatchTable(), requests.only(b"a")
+    first, _ = table.subscribe("session", keys, ["session"])
     assert table.subscribed("session") is first
-    words = '{"result":{"header":{"revision":"7"},"watch_id":"%d","%s":true}}'
-    table.received(words % (first.number, "created"))
-    assert table.received(words % (first.number, "canceled")) == [EVERYBODY]
+    table.received(helpers.watch_message(first.number, created=True))
+    assert table.received(helpers.watch_message(first.number, canceled=True)) == [EVERYBODY]
     assert table.subscribed("session") is None
-    second, requests = table.subscribe("session", '"key":"YQ=="', ["session"])
+    second, wanted = table.subscribe("session", keys, ["session"])
     assert second.number != first.number
-    assert any("create_request" in request for request in requests)
+    assert wanted == [messages.create_watch(keys, second.number, ends_only=False)]
     assert table.fail_all() == [EVERYBODY]  # once: the first watch is forgotten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Sized
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from holdfast.claim import Busy
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
-from holdfast.stores.etcd import wakeups
+from holdfast.stores.etcd import requests
 from holdfast.stores.etcd.wakeups import WatchTable
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
+from servers.proxy import Proxy
 from stores.claims import claim_of
 from stores.etcd import helpers
 from stores.http_peer import Peer, peers
@@ -29,18 +31,13 @@ Peers = Callable[..., Peer]
 
 def _open(watches: Any) -> Sized:
     """Watches that are not ended."""
-    if hasattr(watches, "_streams"):
-        streams: Sized = watches._streams
-        return streams
-    table = watches._table if hasattr(watches, "_table") else watches._connection.table
-    found: Sized = table._watches
+    found: Sized = watches._source.table._watches
     return found
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
-@pytest.mark.parametrize("streams", [False, True], ids=["websocket", "streams"])
 def test_a_wait_that_is_cancelled_early_leaves_no_watch(
-    peer: Peers, flavour: Flavour, streams: bool, monkeypatch: pytest.MonkeyPatch
+    peer: Peers, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled or interrupted after the watch was requested and before etcd has confirmed it."""
     ours, theirs = peer(), peer(flavour)
@@ -49,9 +46,6 @@ def test_a_wait_that_is_cancelled_early_leaves_no_watch(
     busy = theirs.attempt(claim)
     assert isinstance(busy, Busy)
     waits = theirs.backend.waits
-    if streams:
-        waits.watches.close()
-        waits.watches = wakeups._streams(theirs.store, theirs.backend.runtime)
     watches = waits.watches
     woken = watches.woken
     asked: list[int] = []
@@ -93,8 +87,8 @@ class ManyWaits:
 
     def _waiting(self) -> set[str]:
         """Owners that wait on a confirmed watch."""
-        connection = self.watches._connection
-        watches = [] if connection is None else list(connection.table._watches.values())
+        source = self.watches._source
+        watches = [] if source is None else list(source.table._watches.values())
         begun = {watch.owner for watch in watches if watch.start_revision is not None}
         return begun & set(self.watches._hub._waiting)
 
@@ -120,14 +114,14 @@ def test_a_connection_that_ends_ends_its_own_watches(
 
     monkeypatch.setattr(hub, "wait", held_up)
     first, second = waits.wait(0), waits.wait(1)
-    waits.watches.reset_connection()
+    socket.socket.shutdown(waits.watches._source.connection._sock, socket.SHUT_RDWR)
     assert ended.wait(SOON)
     third = waits.wait(2)
     late.set()
     for thread in (first, second):
         thread.join(SOON)
         assert not thread.is_alive()
-    assert not any(watch.broken for watch in waits.watches._connection.table._watches.values())
+    assert not any(watch.broken for watch in waits.watches._source.table._watches.values())
     assert third.is_alive()
     assert run_now(waits.holder.backend.release(waits.held[2]))
     third.join(SOON)
@@ -137,12 +131,12 @@ def test_a_connection_that_ends_ends_its_own_watches(
 def test_a_watch_is_cancelled_on_its_own_connection() -> None:
     """Every connection numbers its watches from one."""
     old, new = WatchTable(), WatchTable()
-    (left, _), (kept, _) = (table.create("owner", '"key":"YQ=="', True) for table in (old, new))
+    (left, _), (kept, _) = (
+        table.create("owner", requests.only(b"a"), True) for table in (old, new)
+    )
     assert left.number == kept.number
     assert not new.cancel(left)
-    created = (
-        f'{{"result":{{"created":true,"header":{{"revision":"7"}},"watch_id":"{kept.number}"}}}}'
-    )
+    created = helpers.watch_message(kept.number, created=True)
     assert new.received(created) == ["owner"]
     assert new.cancel(kept)
     assert new.received(created) == []
@@ -159,18 +153,36 @@ def test_watches_leave_a_host_that_requests_have_left(
         watches: Any = one.backend.waits.watches
 
         def host() -> int:
-            web = watches._web if flavour is Flavour.ASYNCIO else watches._connection.web
-            number: int = web.host
+            number: int = watches._source.host
             return number
 
         def begin(owner: str) -> Any:
-            return one.run(watches.begin(owner, '"key":"YQ=="', True, now() + SOON))
+            return one.run(watches.begin(owner, requests.only(b"a"), True, now() + SOON))
 
         first = begin("first")
         assert host() == 0
-        one.store.servers.failed(0)
+        one.store.hosts.failed(0)
         second = begin("second")
         assert host() == 1
         assert first.broken
         assert one.run(watches.woken("first", now() + SOON))
         assert not second.broken
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_requests_leave_a_host_that_another_backend_has_left(
+    server: EtcdServer, namespace: str, flavour: Flavour
+) -> None:
+    """Idle connections to it are not used any more."""
+    with (
+        Proxy(server) as first,
+        Proxy(server) as second,
+        peers(f"{first.url},127.0.0.1:{second.port}", namespace) as peer,
+    ):
+        one = peer(flavour)
+        one.run(one.backend.look("name"))
+        assert (first.open_connections, second.open_connections) == (1, 0)
+        one.store.hosts.failed(0)
+        one.run(one.backend.look("name"))
+        assert second.open_connections == 1
+        wait_until("the other is closed", lambda: first.open_connections == 0, SOON)

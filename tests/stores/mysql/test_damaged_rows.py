@@ -47,6 +47,7 @@ DAMAGES: dict[str, dict[str, Any]] = {
     "a label of no text": {"crowd": (ENTRY + "5\n").encode()},
     "a deep label": {"crowd": (ENTRY + "[" * 100_000 + "\n").encode()},
     "an endless label": {"crowd": (ENTRY + '"\\ud800\n').encode()},
+    "an owner twice": {"crowd": 2 * (ENTRY + LABEL + "\n").encode()},
     "a token that is full": {"token": 2**63 - 1, "owner": b""},
     "a token below nothing": {"token": -5, "owner": b"x", "ends": 2**62},
     "a version below nothing": {"version": -1, "owner": b"x", "ends": 2**62},

@@ -98,6 +98,9 @@ class Percona:
     def close(self) -> None:
         pass
 
+    async def begun(self) -> bool:
+        return False
+
     async def execute(self, sql: str, _: object) -> Answer:
         if "GLOBAL" in sql:
             raise pymysql.OperationalError(1238, "Variable 'wsrep_on' is a SESSION variable")

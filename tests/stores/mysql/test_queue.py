@@ -178,7 +178,7 @@ def test_an_exchange_stores_the_current_subscription(server: MySQLServer, namesp
         assert isinstance(busy, Busy)
         row = "holdfast_lock WHERE namespace = %s"
         rows(admin, f"BEGIN; SELECT name FROM {row} FOR UPDATE", namespace)
-        exchange = threading.Thread(target=lambda: run_now(ours.exchange(held, next_claim)))
+        exchange = threading.Thread(target=lambda: run_now(ours.exchange(held, next_claim)))  # type: ignore[attr-defined]
         exchange.start()
         wait_for(lambda: sessions(admin, url, "UPDATE%"))
         run_now(ours.wait(next_claim, busy, now() + 60))

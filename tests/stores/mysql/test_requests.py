@@ -38,14 +38,14 @@ def test_an_exchange_is_one_request(server: MySQLServer, namespace: str) -> None
         for backend, asked in ((ours, next_claim), (tnext_claims, other)):
             assert isinstance(run_now(backend.attempt(asked, join=True)), Busy)
         proxy.reset_counts()
-        released, granted = run_now(ours.exchange(held, next_claim))
+        released, granted = run_now(ours.exchange(held, next_claim))  # type: ignore[attr-defined]
         assert proxy.counts.requests == 1
         assert released
         assert isinstance(granted, Grant)
         assert granted.token > held.token
         last = claim_of()
         assert isinstance(run_now(ours.attempt(last, join=True)), Busy)
-        assert isinstance(run_now(ours.exchange(granted, last))[1], Busy)
+        assert isinstance(run_now(ours.exchange(granted, last))[1], Busy)  # type: ignore[attr-defined]
         assert taken(tnext_claims, other).token > granted.token
         for backend in (ours, tnext_claims):
             run_now(backend.close())

@@ -23,7 +23,9 @@ from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import TransactionLock, transaction_lock
 from holdfast.url import open_store
 from servers.mysql import MySQLServer
+from servers.process import wait_until
 from servers.registry import Servers
+from stores.mysql.helpers import open_admin
 
 
 @pytest.fixture
@@ -242,3 +244,43 @@ def test_idle_rows_are_purged_unless_a_transaction_holds_one(
 def _purge(backend: Any) -> None:
     backend._until_purge = 0
     run_now(backend.renew([], [], until=now() + 60))
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_rollback_of_the_first_transaction_of_a_name_lets_all_others_in(
+    server: MySQLServer, ours: pymysql.Connection[Any], namespace: str, timeout: float | None
+) -> None:
+    """They wait to insert a row that vanishes: InnoDB rolls back all of them but one. That is
+    repeated if the lock was the first statement of its transaction; else it is the caller's."""
+    tokens: list[int] = []
+    errors: list[object] = []
+
+    def wait(begun: bool) -> None:
+        with pymysql.connect(**given(server)) as connection:
+            if begun:
+                connection.begin()
+            try:
+                token = take(connection, namespace, timeout).token
+                tokens.append(token)
+                connection.commit()
+            except pymysql.MySQLError as error:
+                errors.append((begun, error.args[0]))
+
+    take(ours, namespace)
+    threads = [threading.Thread(target=wait, args=(number == 0,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    wait_until("all to wait for the row", lambda: _waiting(server) >= len(threads))
+    ours.rollback()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(tokens)) == len(threads) - len(errors)
+    assert errors in ([], [(True, 1213)])
+
+
+def _waiting(server: MySQLServer) -> int:
+    with open_admin(server) as admin, admin.cursor() as cursor:
+        cursor.execute(
+            "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        )
+        return int(cursor.fetchone()[0])

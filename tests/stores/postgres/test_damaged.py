@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast import AsyncLocks, Incompatible
-from holdfast.core import acquire
 from holdfast.io.clock import now
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench
@@ -70,11 +69,8 @@ def test_damaged_holders(
     clients: Clients,
     namespace: str,
     what: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The holders are unknown: no claim is admitted, and every client gets an error, at the latest
-    when a waiter attempts again."""
-    monkeypatch.setattr(acquire, "RECHECK_SECONDS", (0.1, 0.2))
+    """The holders are unknown: no claim is admitted, and every client gets an error."""
 
     async def body() -> None:
         ours, theirs = clients.open(server.url), clients.open(server.url)
@@ -95,6 +91,23 @@ def test_damaged_holders(
             assert good.held
 
     clients.run(body)
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+@pytest.mark.parametrize("what", HOLDERS)
+def test_a_waiter_learns_of_damaged_holders_at_once(
+    server: PostgresServer, admin: Admin, flavour: Flavour, what: str
+) -> None:
+    """At its first attempt: it does not queue behind holders that it can't read."""
+
+    async def body(bench: Bench) -> None:
+        peer = bench.peer()
+        await peer.take(bench.claim("damaged"))
+        damage(admin, bench.namespace, HOLDERS[what])
+        with pytest.raises(Incompatible, match="'damaged'"):
+            await peer.attempt(bench.claim("damaged"))
+
+    run_with_bench(server.url, flavour, body)
 
 
 async def _other_names_work(client: AsyncLocks) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
+from holdfast.io.wakeups import Messages
 from holdfast.stores.redis.routes import key_slot
-from holdfast.stores.redis.wakeups import AsyncSubscription, BlockingSubscription
 from holdfast.testing import Flavour, Harness
 from holdfast.testing.clients import open_client
 from holdfast.testing.contract import Bench, Peer
@@ -206,13 +206,11 @@ class Slot:
 def swallow_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process subscribe, and drop all messages."""
 
-    def read_nothing(subscription: BlockingSubscription) -> list[str]:
-        subscription._connection.messages()
+    read: Any = Messages.read
+
+    def read_nothing(subscription: Messages) -> list[str]:
+        read(subscription)
+        subscription.values.clear()
         return []
 
-    def drop_message(subscription: AsyncSubscription, reply: object) -> None:
-        if not subscription._subscribed.done():
-            subscription._subscribed.set_result(reply)
-
-    monkeypatch.setattr(BlockingSubscription, "read", read_nothing)
-    monkeypatch.setattr(AsyncSubscription, "_received", drop_message)
+    monkeypatch.setattr(Messages, "read", read_nothing)

@@ -13,8 +13,6 @@ import pytest
 
 import holdfast
 from harnesses.redlock import mark_as_new
-from holdfast.stores.redis.aio import AsyncRedisConnection
-from holdfast.stores.redis.replies import RedisConnectionBroken
 from servers.ensemble import Ensemble
 from servers.redis import RedisServer
 
@@ -95,28 +93,3 @@ def test_a_loop_that_is_closed_abruptly_is_followed_by_another(url: str) -> None
         _run(new_loop, _use(locks))
         gc.collect()
     _run(new_loop, locks.close())
-
-
-def test_a_request_on_a_closed_transport_of_uvloop_is_a_broken_connection(
-    masters: Ensemble[RedisServer], new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """uvloop raises for a transport that is closed before ``connection_lost`` was called."""
-
-    async def main() -> None:
-        async with holdfast.connect_async(masters.nodes[0].url) as locks:
-            await _use(locks)
-            connections = [each for each in gc.get_objects() if type(each) is AsyncRedisConnection]
-            mine = [each for each in connections if each.broken is None]
-            assert mine
-            for connection in mine:
-                connection._transport.abort()
-                monkeypatch.setattr(connection, "_write", _raise)
-                with pytest.raises(RedisConnectionBroken, match="closed by the server"):
-                    connection.request(b"")
-                assert connection.broken is not None
-            await _use(locks)  # over a new connection
-
-    def _raise(_: bytes) -> None:
-        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
-
-    _run(new_loop, main())

@@ -109,7 +109,7 @@ def test_a_replaced_subscription_ends_the_wait(servers: Servers, late: bool) -> 
     async def body(bench: Bench) -> None:
         peer = bench.peer()
         backend: Any = peer.backend
-        wakeups, subscribe = backend._wakeups, backend._route.subscription
+        wakeups, subscribe = backend._wakeups, backend._subscribe
         await peer.take(bench.claim())
         claim = bench.claim()
         await peer.wait(claim, await peer.queue(claim), now())  # subscribes

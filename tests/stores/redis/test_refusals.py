@@ -13,13 +13,12 @@ import pytest
 import redis
 import redis.asyncio
 from redis.credentials import CredentialProvider
-from redis.exceptions import BusyLoadingError
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 import holdfast
 from holdfast.errors import BackendUnavailable
+from holdfast.io.connection import Broken
 from holdfast.io.resp import RedisRefused
-from holdfast.stores.redis.replies import login_failed, refusal
+from holdfast.stores.redis.replies import login_refused, refusal, unreachable
 from holdfast.stores.redis.url import NodeAddress
 from holdfast.testing import Flavour
 from servers.ensemble import Ensemble
@@ -193,13 +192,13 @@ def test_what_may_pass_is_not_final(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        RedisConnectionError("max number of clients reached"),
-        BusyLoadingError("Redis is loading the dataset in memory"),
-        ConnectionResetError(),
-        TimeoutError(),
-    ],
+    "text",
+    ["ERR max number of clients reached", "LOADING Redis is loading the dataset in memory"],
 )
-def test_a_login_that_may_succeed_later_is_not_final(error: Exception) -> None:
-    assert not login_failed(NodeAddress("server", 6379), error, 5.0).final
+def test_a_login_that_may_succeed_later_is_not_final(text: str) -> None:
+    assert not login_refused(NodeAddress("server", 6379), RedisRefused(text)).final
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(), TimeoutError(), Broken("gone")])
+def test_a_connection_that_breaks_is_not_final(error: OSError) -> None:
+    assert not unreachable(NodeAddress("server", 6379), error, 5.0).final

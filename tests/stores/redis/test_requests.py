@@ -12,6 +12,7 @@ from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
+from holdfast.io.connection import PENDING
 from holdfast.io.resp import pack
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.redis.backend import RedisBackend
@@ -225,16 +226,17 @@ def test_owners_are_never_published(server: RedisServer, flavour: Flavour) -> No
         ours, theirs = bench.peer(), bench.peer()
         listener: Any = open_store(server.url, Settings()).backend(BlockingRuntime())
         wakeups: Any = await listener._connector.subscription(listener.options.nodes[0], "nothing")
-        wakeups._connection.send(pack("PSUBSCRIBE", "*"))
+        wakeups.send(pack("PSUBSCRIBE", "*"))
         grant = await ours.take(bench.claim())
         claim = bench.claim()
         getting = asyncio.create_task(theirs.get(claim))
         await until(lambda: listening(server, bench.namespace) == 1)
         await ours.release(grant)
         await getting
-        published = [
-            message for message in wakeups._connection.messages() if message[0] == b"pmessage"
-        ]
+        wakeups.connection.collect()
+        published = []
+        while (message := wakeups.connection.next()) is not PENDING:
+            published += [message] * (message[0] == b"pmessage")
         wakeups.close()
         await listener.close()
         assert len(published) == 1

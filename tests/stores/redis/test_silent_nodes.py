@@ -13,10 +13,9 @@ import pytest
 
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.stores.redis.connection import Connector
 from holdfast.stores.redis.routes import (
     SLOTS,
-    AsyncConnector,
-    BlockingConnector,
     ClusterRoute,
     key_slot,
 )
@@ -55,21 +54,15 @@ def _is_test_body() -> bool:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NodeAddress, bool]]:
     """The nodes that were asked for the topology, and whether the body of the test asked."""
     seen: list[tuple[NodeAddress, bool]] = []
-    for kind in (BlockingConnector, AsyncConnector):
-        once: Any = kind.once
+    once: Any = Connector.once
 
-        async def noted(
-            connector: Any,
-            access: Access,
-            address: NodeAddress,
-            *words: Any,
-            once: Any = once,
-            **by: Any,
-        ) -> Any:
-            seen.append((address, _is_test_body()))
-            return await once(connector, access, address, *words, **by)
+    async def noted(
+        connector: Any, access: Access, address: NodeAddress, *words: Any, **by: Any
+    ) -> Any:
+        seen.append((address, _is_test_body()))
+        return await once(connector, access, address, *words, **by)
 
-        monkeypatch.setattr(kind, "once", noted)
+    monkeypatch.setattr(Connector, "once", noted)
     return seen
 
 
@@ -201,10 +194,10 @@ def test_two_threads_may_retire_a_node() -> None:
     here, there = NodeAddress("here", 1), NodeAddress("there", 1)
 
     class Pool:
-        async def close(self) -> None:
+        def close(self) -> None:
             route._pools.clear()  # another thread is faster
 
-    class Connector:
+    class Nodes:
         access = Access(tls=False, options={}, request_seconds=5.0)
 
         def pool(self, *_: object) -> Pool:
@@ -213,7 +206,7 @@ def test_two_threads_may_retire_a_node() -> None:
         async def once(self, *_: object, **__: object) -> list[Any]:
             return [[[0, SLOTS - 1, [b"new", 1]]]]
 
-    route = ClusterRoute(Connector(), [here], None)  # type: ignore[arg-type]
+    route = ClusterRoute(Nodes(), [here], None)  # type: ignore[arg-type]
     for address in (here, there):
         route._pool(address)
     assert run_now(route._discover())[0] == NodeAddress("new", 1)

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from holdfast.io.clock import now
+from holdfast.stores.redlock import broadcast_aio, wakeups
 from holdfast.testing import Flavour
 from servers.process import wait_until
 from servers.redis import RedisServer
 from stores.client_runner import run_with_clients
-from stores.redis.helpers import blocking_and_asyncio, scripts_run, until, waiter_sleeps
+from stores.redis.helpers import (
+    blocking_and_asyncio,
+    channels,
+    scripts_run,
+    until,
+    waiter_sleeps,
+)
 from stores.redlock import helpers
 from stores.redlock.helpers import KEY, Nodes, held_by
 
@@ -235,3 +242,55 @@ def test_a_waiter_woken_before_all_nodes_have_released_retries(
         await asyncio.wait_for(waiting, 30)  # long before the re-check
 
     run_with_clients(flavour, body, three.proxied_url, three.url, ttl=300)
+
+
+def test_a_late_reply_does_not_hide_another_that_is_pending(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has answered one round and then hangs is known to be slow all the time."""
+    monkeypatch.setattr(broadcast_aio, "UNRESPONSIVE_SECONDS", 60.0)
+    late, proxy = three.nodes[2], three.proxies[2]
+
+    async def body(client: Any) -> None:
+        await client.inspect("other")  # opens the connections
+        connection = client._engine.backend._broadcast._connections[2]
+        proxy.hold_replies()
+        lease = await client.lock("name").acquire()
+        await until(lambda: held_by(late))
+        first = connection.unread_since
+        assert first is not None
+        late.pause()
+        await lease.release()
+        proxy.let_replies()
+        await until(lambda: connection.unread_since != first)
+        assert connection.unread_since is not None
+        late.resume()
+        await until(lambda: connection.unread_since is None)
+
+    run_with_clients(Flavour.ASYNCIO, body, three.proxied_url, ttl=60)
+
+
+@blocking_and_asyncio
+def test_a_channel_beyond_the_limit_is_unsubscribed(
+    three: Nodes, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeups, "MOST_CHANNELS", 2)
+    names = [f"name {number}" for number in range(5)]
+
+    def subscribed() -> int:
+        return len(channels(three.nodes[0], "holdfast"))
+
+    async def body(ours: Any, theirs: Any) -> None:
+        leases = [await ours.lock(name).acquire() for name in names]
+        waiting = []
+        for name in names:
+            waiting.append(asyncio.create_task(theirs.lock(name, timeout=60).acquire()))
+            expected = min(len(waiting), 2)
+            await until(lambda: subscribed() == expected)  # noqa: B023
+        for lease in leases:
+            await lease.release()
+        for lease in await asyncio.gather(*waiting):
+            await lease.release()
+        await until(lambda: subscribed() == 0)
+
+    run_with_clients(flavour, body, three.url, three.url, ttl=60)

@@ -233,10 +233,18 @@ class LinkedZooKeeperTrio(Trio[LinkedServer]):
                 for pump in pumps if node is isolated or number == isolated.number else ():
                     pump.do(lambda pump=pump: setattr(pump, "stalled", stalled))  # type: ignore[misc]
 
+    def delay(self, late: LinkedServer, seconds: float) -> None:
+        """Everything between this server and the others takes this much longer, each way."""
+        for node in self.nodes:
+            for number, pumps in node.links.items():
+                for pump in pumps if node is late or number == late.number else ():
+                    pump.do(lambda pump=pump: setattr(pump, "added_delay", seconds))  # type: ignore[misc]
+
     def mend(self) -> None:
         """Everything runs and is connected again."""
         for node in self.nodes:
             self.join(node)
+            self.delay(node, 0.0)
             if node.alive and node.paused:
                 node.resume()
         self.launch()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from urllib.parse import quote
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl_credential
 
 import holdfast
 from holdfast.core.contract import Settings
 from holdfast.errors import BackendUnavailable
+from holdfast.stores.zookeeper.client.packets import Acl
 from holdfast.stores.zookeeper.store import ZooKeeperStore
 from holdfast.testing import Flavour
 from holdfast.url import open_store
 from servers.registry import Servers
+from stores.fake_server import fake_server
 from stores.recovery import client, drive
 from stores.waiting import waited_for
 from stores.zookeeper import helpers
-from stores.zookeeper.helpers import QuickServer, SaslServer, SecureServer
+from stores.zookeeper.helpers import QuickServer, SaslServer, SecureServer, hold
 
 server = helpers.server
 
@@ -88,6 +93,36 @@ def test_sasl(servers: Servers, namespace: str) -> None:
         assert "wr0ng" not in str(caught.value)
 
 
+def test_a_server_that_stops_during_sasl(
+    servers: Servers, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not refused the password: the next server is tried."""
+    pytest.importorskip("puresasl", reason="auth=sasl needs the package pure-sasl")
+    greetings: list[bytes] = []
+
+    def stop(sock: socket.socket) -> None:
+        greetings.append(sock.recv(65_536))
+        _, _, _, milliseconds = struct.unpack_from("!iiqi", greetings[-1])
+        granted = max(1000, milliseconds)
+        sock.sendall(struct.pack("!iiiqi16s?", 37, 0, granted, 7, 16, b"", False))
+        sock.recv(65_536)
+
+    # The servers are tried in the order of the URL.
+    monkeypatch.setattr("holdfast.stores.zookeeper.session.between", lambda low, _: low)
+    server = servers.of(SaslServer)
+    with fake_server(stop) as port:
+        first = f"zookeeper://us:s3cret@127.0.0.1:{port}"
+        with holdfast.connect(f"{first}?auth=sasl", namespace=namespace) as locks:
+            with pytest.raises(BackendUnavailable, match="during SASL") as caught:
+                locks.lock("name", timeout=1).acquire()
+            assert not caught.value.final
+        greetings.clear()
+        both = f"{first},{server.host}:{server.port}?auth=sasl"
+        with holdfast.connect(both, namespace=namespace) as locks:
+            assert hold(locks, "name") > 0
+        assert greetings
+
+
 @pytest.mark.usefixtures("no_recheck")
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_waiting_with_sasl(servers: Servers, namespace: str, flavour: Flavour) -> None:
@@ -139,6 +174,8 @@ async def _hold_often(url: str, namespace: str, flavour: Flavour) -> None:
         ("zookeeper://host?surprise=1", "surprise"),
         ("zookeeper://host?auth=digest", "user:password"),
         ("zookeeper://host?auth=ticket", "digest, sasl or none"),
+        ("zookeeper://host?auth=sasl&mechanism=GSSAPI", "Kerberos"),
+        ("zookeeper://host?auth=sasl", "user:password"),
         ("zookeeper://host?tick=2000", "tickTime in seconds"),
         ("zookeeper://host?tls=off&ca=file", "tls=on"),
         ("zookeeper://host?tls=on&verify=off&check_hostname=on", "verify=on"),
@@ -158,6 +195,7 @@ def test_credentials_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOLDFAST_ZOOKEEPER_PASSWORD", "s3cret")
     store = open_store("zookeeper://host1,host2:2182/path", Settings())
     assert isinstance(store, ZooKeeperStore)
-    assert store.options.client == {"auth_data": {("digest", "us:s3cret")}}
-    assert store.options.hosts == "host1:2181,host2:2182"
+    (acl,) = store.options.access.acl
+    assert acl == Acl("digest", make_digest_acl_credential("us", "s3cret"))
+    assert store.options.hosts == (("host1", 2181), ("host2", 2182))
     assert "s3cret" not in f"{store.display} {store.options!r}"

@@ -80,3 +80,34 @@ async def _create_late(proxy: Proxy, flavour: Flavour, namespace: str) -> None:
         store.sessions[5].send(Create(node.rpartition(".")[0] + ".", b"", store.acl))
         async with locks.lock("name", timeout=SOON):
             pass
+
+
+@pytest.mark.parametrize("flavour", list(Flavour))
+def test_a_record_is_found_through_a_server_that_lags(
+    trio: LinkedZooKeeperTrio, namespace: str, flavour: Flavour
+) -> None:
+    """A job that has run is not run again because a follower has not heard of its record yet."""
+    late = trio.follower()
+    other = next(node for node in trio.nodes if node is not late)
+    drive(flavour, _record_and_recall(trio, (other, late), flavour, namespace))
+    nothing_is_left(trio, namespace)
+
+
+async def _record_and_recall(
+    trio: LinkedZooKeeperTrio, nodes: tuple[Any, Any], flavour: Flavour, namespace: str
+) -> None:
+    urls = [trio.url_of(node) for node in nodes]
+    async with (
+        client(urls[0], flavour, namespace) as ours,
+        client(urls[1], flavour, namespace) as theirs,
+    ):
+        async with theirs.lock("first", timeout=SOON):
+            pass
+        trio.delay(nodes[1], 0.1)
+        async with ours.lock("job", timeout=SOON) as lease:
+            grant = lease._hold.grant
+            for value in map(str, range(5)):
+                assert await ours._engine.backend.record(grant, value, 60.0)
+                record = await theirs._engine.backend.recall("job")
+                assert record is not None
+                assert record.value == value

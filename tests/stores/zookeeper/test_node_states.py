@@ -1,7 +1,7 @@
 """The state of a claim's node: of several threads that change it at once, one wins.
 
-The session's thread ends nodes that are not kept. These tests force the rare case that it does so
-in the moment in which the claim is granted.
+The thread of the heartbeats ends nodes that are not kept. These tests force the rare case that it
+does so in the moment in which the claim is granted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ server = helpers.server
 
 @pytest.fixture
 def end_node(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Makes a client's session thread end the node of its waiter, right after the arrival of the
+    """Makes the thread of the heartbeats end the node of its waiter, right after the arrival of the
     listing by which that waiter would be granted."""
     listed = ListingPrefetch._listed
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss
 
 from holdfast.claim import Busy, Grant, Mode
 from holdfast.core.contract import Settings, Waiting
@@ -19,7 +18,15 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.stores.zookeeper.backend import CONCURRENT_ATTEMPT_SECONDS
-from holdfast.stores.zookeeper.client.packets import Create, Delete, Exists, Multi, Request, Write
+from holdfast.stores.zookeeper.client.packets import (
+    ConnectionLost,
+    Create,
+    Delete,
+    Exists,
+    Multi,
+    Request,
+    Write,
+)
 from holdfast.stores.zookeeper.pending import PendingDelete
 from holdfast.stores.zookeeper.queue import entry_prefix
 from holdfast.stores.zookeeper.session import ZooKeeperSession
@@ -175,7 +182,7 @@ def _lose(monkeypatch: pytest.MonkeyPatch, kind: type[Request]) -> list[Sequence
         if not lost and isinstance(requests[0], kind):
             lost.append(requests)
             for request in requests:
-                request.set_exception(ConnectionLoss())
+                request.fail(ConnectionLost())
         else:
             send(session, *requests)
 
@@ -247,7 +254,7 @@ def test_a_node_of_another_session_is_not_adopted(
 
 
 def test_a_new_attempt_cancels_the_pending_delete(backend: Any) -> None:
-    """The session's thread may be about to delete all nodes of the owner."""
+    """The thread of the heartbeats may be about to delete all nodes of the owner."""
     claim = claim_of(ttl=TTL)
     assert isinstance(run_now(backend.attempt(claim, join=True)), Grant)
     run_now(backend.abandon(claim))

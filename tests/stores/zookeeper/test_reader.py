@@ -1,48 +1,49 @@
-"""Threads that wait for ZooKeeper read its replies themselves: there is always a reader."""
+"""A thread or loop that waits for ZooKeeper reads its replies: there is always a reader."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
 
 import pytest
 
 import holdfast
 from hazards.tearing import lines_of, torn_at
+from holdfast.io.clock import now
+from holdfast.stores.zookeeper.client import connection as client_connection
 from holdfast.stores.zookeeper.client.completion import BlockingCompletion
-from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
-from holdfast.stores.zookeeper.client.handler import KazooHandler
+from holdfast.stores.zookeeper.client.connection import SharedConnection
 from holdfast.stores.zookeeper.client.packets import Exists, Request
-from holdfast.stores.zookeeper.client.reader import SharedReader
 from servers.process import wait_until
 from stores.zookeeper import helpers
-from stores.zookeeper.helpers import TTL, hold, session_of
+from stores.zookeeper.helpers import TTL, QuickServer, hold, session_of
 
 SOON = 60.0
 READING = [
-    *lines_of(SharedReader.wait),
-    *lines_of(SharedReader._end_wait),
-    *lines_of(SharedReader._release_role),
-    *lines_of(SharedReader._read_until),
-    *lines_of(SharedReader._read_available),
+    (SharedConnection, *step)
+    for function in (
+        SharedConnection.send,
+        SharedConnection.collect,
+        SharedConnection._read_replies,
+        SharedConnection._tell,
+        SharedConnection.wait,
+        SharedConnection._wait,
+        SharedConnection._poll,
+        SharedConnection._ready,
+        SharedConnection._leave,
+    )
+    for step in lines_of(function)
 ]
-DISPATCHING = [
-    *lines_of(ZooKeeperConnection.read),
-    *lines_of(ZooKeeperConnection._dispatch),
-    *lines_of(Request.complete),
+ANSWERING = [
+    (Request, *step) for function in (Request.answer, Request.finish) for step in lines_of(function)
 ]
+WAITING = [(BlockingCompletion, *step) for step in lines_of(BlockingCompletion.done)]
 server, locks, others = helpers.server, helpers.locks, helpers.others
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "line"),
-    [(SharedReader, *step) for step in READING]
-    + [
-        (Request if step in lines_of(Request.complete) else ZooKeeperConnection, *step)
-        for step in DISPATCHING
-    ],
-)
+@pytest.mark.parametrize(("owner", "name", "line"), [*READING, *ANSWERING, *WAITING])
 def test_a_reader_that_is_interrupted(
     locks: holdfast.Locks, owner: type[object], name: str, line: int
 ) -> None:
@@ -66,66 +67,87 @@ def test_a_waiting_thread_reads_for_all(locks: holdfast.Locks, others: holdfast.
             served = [pool.submit(hold, locks, f"other{n % 4}") for n in range(40)]
             assert len({future.result(SOON) for future in served}) == 40
         assert waiting.result(SOON) > 0
-    assert session.reader._reading == {}
-    assert session.reader._waiting == {}
+    assert session.connection is not None
+    assert session.connection._reader == {}
+    assert session.connection._waiting == {}
 
 
-def test_no_thread_reads_a_broken_connection(locks: holdfast.Locks) -> None:
-    """Not even a thread that has just taken the role: there may be a new connection, in the middle
-    of its handshake."""
+def test_another_thread_reads_when_the_reader_leaves(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that wait for events look at the socket only when it is their turn to read."""
+    monkeypatch.setattr(client_connection, "FOLLOW_SECONDS", SOON)
+    connection = session_of(locks, TTL).connection
+    assert connection is not None
+    first, second = BlockingCompletion(), BlockingCompletion()
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(connection.wait, first, now() + SOON, reply=False)
+        wait_until("a reader", lambda: connection._reader.get(0) is first, SOON)
+        following = pool.submit(connection.wait, second, now() + SOON, reply=False)
+        wait_until("a follower", lambda: len(connection._waiting) == 2, SOON)
+        first.done()
+        assert reading.result(SOON)
+        wait_until("the next reader", lambda: connection._reader.get(0) is second, SOON)
+        request = Exists("/")
+        request.completion = second
+        connection.send([request])
+        assert following.result(SOON)
+    assert request.value is not None
+
+
+def test_a_thread_reads_for_itself_if_its_reader_is_occupied(
+    locks: holdfast.Locks,
+) -> None:
+    """A signal handler may run for long on the thread that reads."""
     session = session_of(locks, TTL)
-    reader, readers = session.reader, list[threading.Thread]()
-    read, sock = reader.read, reader._socket
-
-    class Breaking(dict[int, object]):
-        def setdefault(self, key: int, value: object = None) -> object:
-            current = super().setdefault(key, value)
-            if current is value and isinstance(value, BlockingCompletion) and reader._socket:
-                reader.detach()
-            return current
-
-    def note() -> bool:
-        readers.append(threading.current_thread())
-        return read()
-
-    reader._reading, reader.read = Breaking(), note
+    connection = session.connection
+    assert connection is not None
+    session._next_heartbeat = now() + SOON  # whose thread would read, too, but later
+    wait_until("the last heartbeat", lambda: not connection._pending, SOON)
+    occupied = BlockingCompletion()
+    connection._reader[0] = occupied
+    begun = now()
     assert hold(locks, "name") > 0
-    assert reader._socket is None
-    assert readers
-    assert threading.current_thread() not in readers
-    reader._reading, reader.read, reader._socket = {}, read, sock
+    assert now() - begun < SOON / 4
+    connection._reader.clear()
 
 
-def test_kazoo_keeps_the_role_while_it_reads() -> None:
-    """No other thread reads in the middle of a reply that kazoo has begun to read."""
-    left: list[int] = []
-
-    class Roles(dict[int, object]):
-        def __delitem__(self, key: int) -> None:
-            left.append(key)
-            super().__delitem__(key)
-
-    class Pending:
-        unread = 1
-
-        def pending(self) -> int:
-            return self.unread
-
-    reader, sock = SharedReader(shared=True), Pending()
-    handler = KazooHandler(1.0, None, reader)
-    handler.listener, handler.queue = cast("Any", object()), lambda: [1]
-    reader._reading = Roles()
-    assert reader.acquire()
-    assert handler.select([sock, "wakeup"], [], []) == ([sock], [], [])
-    assert not left
-    sock.unread = 0
-    assert handler.select([sock, "wakeup"], [], []) == (["wakeup"], [], [])
-    assert left == [0]
-
-
-def test_kazoo_reads_if_no_thread_waits(locks: holdfast.Locks) -> None:
-    """Soon after the last waiting thread has gone."""
+def test_replies_that_no_thread_waits_for_are_read(locks: holdfast.Locks) -> None:
+    """By the thread of the heartbeats."""
     session = session_of(locks, TTL)
     answered = threading.Event()
     session.send(Exists("/").then(lambda _: answered.set()))
     assert answered.wait(SOON)
+
+
+@pytest.mark.parametrize("ttl", [2])
+def test_a_blocked_event_loop_keeps_its_session(
+    server: QuickServer, namespace: str, ttl: int
+) -> None:
+    """Heartbeats and renewals are sent and read by other threads, over the same connection."""
+
+    async def run() -> None:
+        opened = holdfast.connect_async(server.url, namespace=namespace, ttl=ttl)
+        async with opened as locks, locks.lock("name") as lease:
+            store = locks._engine.store
+            session = store.sessions[ttl]  # type: ignore[attr-defined]
+            number, connection = session.id, session.connection
+            time.sleep(3 * session.timeout)
+            lease.check()
+            assert lease.remaining > 0
+            assert (session.id, session.connection) == (number, connection)
+
+    asyncio.run(run())
+
+
+def test_a_broken_connection_is_closed_once_nobody_waits_for_it(locks: holdfast.Locks) -> None:
+    """Its number may be another file's at once: no thread may wait for it then."""
+    connection = session_of(locks, TTL).connection
+    assert connection is not None
+    assert connection.hold_descriptor(connection)
+    connection.end(OSError(0, "broken"))
+    assert connection._stream.fd == connection.fd
+    connection.let_descriptor_go(connection)
+    assert connection._stream.fd == -1
+    assert not connection.hold_descriptor(connection)
+    connection.let_descriptor_go(connection)

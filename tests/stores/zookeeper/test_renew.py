@@ -108,10 +108,9 @@ def test_holds_are_renewed_while_others_are_released(
 
 def test_a_heartbeat_counts_once_a_later_write_was_answered() -> None:
     """The leader knows of it up to half a tick later; the session timeout includes that."""
-    options = ZooKeeperOptions("host:1", "zookeeper://host:1", 5.0, tick=1.0)
+    options = ZooKeeperOptions((("host", 1),), "zookeeper://host:1", 5.0, tick=1.0)
     session = ZooKeeperSession(options, 10.0, None, lambda *_: None)
     wanted = session.negotiate(2.0)
-    assert wanted is not None
     assert wanted >= 10.0 + session.lag + 1.0
     session.timeout, session.id = wanted, 7
     reserve = wanted - 10.0

@@ -1,16 +1,17 @@
-"""Every thread sends its own requests to ZooKeeper: interrupts, full sockets, signal handlers."""
+"""Every thread and task sends its own requests to ZooKeeper: interrupts, full sockets, handlers."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from kazoo.exceptions import ConnectionLoss
 
 import holdfast
-from holdfast.stores.zookeeper.client.handler import BufferedSocket
-from holdfast.stores.zookeeper.client.packets import Delete, Exists
+from holdfast.stores.zookeeper.client.greeting import ZooKeeperStream
+from holdfast.stores.zookeeper.client.packets import ConnectionLost, Exists
 from servers.proxy import Proxy
 from stores.zookeeper import helpers
 from stores.zookeeper.helpers import TTL, QuickServer, hold, session_of
@@ -28,17 +29,25 @@ class Interrupting(Exists):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("bytes_taken", [1, 7, 64])
-def test_a_socket_that_accepts_little_at_a_time(
-    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch, bytes_taken: int
-) -> None:
-    """kazoo's thread sends the rest, before any other request."""
-    send_now = BufferedSocket.send_now
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Makes every socket take little at a time."""
+    init = ZooKeeperStream.__init__
 
-    def send_little(sock: BufferedSocket, data: bytes | bytearray) -> int:
-        return send_now(sock, data[:bytes_taken])
+    def begin(stream: Any, sock: Any) -> None:
+        init(stream, sock)
+        stream._write = lambda data: sock.send(data[: request.param])
 
-    monkeypatch.setattr(BufferedSocket, "send_now", send_little)
+    monkeypatch.setattr(ZooKeeperStream, "__init__", begin)
+
+
+taking_little = pytest.mark.parametrize("little", [1, 7, 64], indirect=True)
+
+
+@taking_little
+@pytest.mark.usefixtures("little")
+def test_a_socket_that_accepts_little_at_a_time(locks: holdfast.Locks) -> None:
+    """The rest is sent before any other request, by whoever waits."""
 
     def hold(number: int) -> list[int]:
         tokens = []
@@ -50,6 +59,21 @@ def test_a_socket_that_accepts_little_at_a_time(
     with ThreadPoolExecutor(6) as pool:
         tokens = [token for own in pool.map(hold, range(6)) for token in own]
     assert len(set(tokens)) == 30
+
+
+@taking_little
+@pytest.mark.usefixtures("little")
+def test_the_same_on_an_event_loop(server: QuickServer, namespace: str) -> None:
+    async def run() -> list[int]:
+        async with holdfast.connect_async(server.url, namespace=namespace, ttl=TTL) as locks:
+
+            async def hold(number: int) -> int:
+                async with locks.lock(f"name{number % 2}", timeout=SOON) as lease:
+                    return lease.token
+
+            return await asyncio.gather(*(hold(number) for number in range(20)))
+
+    assert len(set(asyncio.run(run()))) == 20
 
 
 @pytest.mark.parametrize("moment", ["packing", "sent"])
@@ -65,18 +89,18 @@ def test_an_interrupt_costs_the_connection_and_no_hold(
         with pytest.raises(KeyboardInterrupt):
             session.send(Interrupting("/"))
     else:
-        send_now, us = BufferedSocket.send_now, threading.get_ident()
+        send, us = ZooKeeperStream.send, threading.get_ident()
 
-        def send_and_interrupt(sock: BufferedSocket, data: bytes | bytearray) -> int:
-            sent = send_now(sock, data)
-            if threading.get_ident() != us:
-                return sent  # a heartbeat
-            monkeypatch.setattr(BufferedSocket, "send_now", send_now)
-            raise KeyboardInterrupt
+        def send_and_interrupt(stream: ZooKeeperStream, data: bytes) -> None:
+            send(stream, data)
+            if threading.get_ident() == us:  # else a heartbeat
+                monkeypatch.undo()
+                raise KeyboardInterrupt
 
-        monkeypatch.setattr(BufferedSocket, "send_now", send_and_interrupt)
+        monkeypatch.setattr(ZooKeeperStream, "send", send_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.send(Exists("/"))
+    assert not session.up
     with locks.lock("name", timeout=SOON) as lease:
         assert lease.token > kept.token
     assert session.id == number
@@ -95,7 +119,7 @@ def test_an_interrupt_fails_pending_requests(server: QuickServer) -> None:
         with pytest.raises(KeyboardInterrupt):
             session.send(Interrupting("/"))
         assert failed.wait(SOON)
-        assert isinstance(pending.error, ConnectionLoss)
+        assert isinstance(pending.error, ConnectionLost)
         proxy.resume()
 
 
@@ -123,11 +147,10 @@ def test_a_signal_handler_may_send(locks: holdfast.Locks) -> None:
     assert session.id == number
 
 
-def test_a_withdrawn_request_is_never_sent() -> None:
-    """A harmless read is sent instead. A request that was packed can't be withdrawn."""
-    request = Delete("/holdfast/another")
-    assert request.withdraw() is True
-    assert b"another" not in request.pack(1)
-    sent = Delete("/holdfast/another")
-    assert b"another" in sent.pack(1)
-    assert sent.withdraw() is False
+def test_a_request_without_a_connection_fails(locks: holdfast.Locks) -> None:
+    """It is not kept for the next connection: nobody would know whether it was executed."""
+    session = session_of(locks, TTL)
+    session.disconnect()
+    request = Exists("/")
+    session.send(request)
+    assert isinstance(request.error, ConnectionLost)

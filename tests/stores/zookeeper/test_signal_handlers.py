@@ -14,8 +14,7 @@ import holdfast
 from hazards.tearing import handled_at, lines_of
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.connection import ZooKeeperConnection
-from holdfast.stores.zookeeper.client.reader import SharedReader
+from holdfast.stores.zookeeper.client.connection import SharedConnection
 from holdfast.stores.zookeeper.session import Watches, ZooKeeperSession
 from holdfast.stores.zookeeper.store import ZooKeeperStore
 from servers.process import wait_until
@@ -27,7 +26,7 @@ server, locks, others = helpers.server, helpers.locks, helpers.others
 
 
 def test_a_signal_handler_may_use_locks(locks: holdfast.Locks, others: holdfast.Locks) -> None:
-    """It occupies the thread that reads: kazoo's thread takes over the reading."""
+    """It occupies the thread that reads for others: the handler reads itself."""
     session_of(locks, TTL)
     tokens: list[int] = []
     held = others.lock("name").acquire()
@@ -65,17 +64,28 @@ WATCHING: list[Step] = [
 ]
 OPENING: list[Step] = [
     *((ZooKeeperSession, *step) for step in lines_of(ZooKeeperSession.open)),
+    *((ZooKeeperSession, *step) for step in lines_of(ZooKeeperSession._open_once)),
+    *((ZooKeeperSession, *step) for step in lines_of(ZooKeeperSession._install)),
     *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore.session)),
     *((ZooKeeperStore, *step) for step in lines_of(ZooKeeperStore._new_session)),
 ]
 
 
 MIDDLE: list[Step] = [
-    *(
-        (ZooKeeperConnection, *step)
-        for step in [*lines_of(ZooKeeperConnection._dispatch), *lines_of(ZooKeeperConnection._pack)]
-    ),
-    *((SharedReader, *step) for step in lines_of(SharedReader._release_role)),
+    (SharedConnection, *step)
+    for function in (
+        SharedConnection.send,
+        SharedConnection._pack,
+        SharedConnection.collect,
+        SharedConnection._read_replies,
+        SharedConnection._tell,
+        SharedConnection.wait,
+        SharedConnection._wait,
+        SharedConnection._poll,
+        SharedConnection._ready,
+        SharedConnection._leave,
+    )
+    for step in lines_of(function)
 ]
 
 

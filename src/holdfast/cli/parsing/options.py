@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PATIENCE_SECONDS",
     "Parser",
+    "bind_address",
     "connect",
     "connect_to_hold",
     "epoch_option",
@@ -117,6 +118,20 @@ def exit_code(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > 255:
         raise wrong(f"{text!r} is not an exit code: 0 to 255")
     return int(text)
+
+
+def bind_address(text: str) -> tuple[str, int]:
+    """A host and a port to listen on.
+
+    >>> bind_address("127.0.0.1:8086"), bind_address("[::1]:8086")
+    (('127.0.0.1', 8086), ('::1', 8086))
+    """
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535
+    if not (colon and bare and is_port) or (":" in bare and bare == host):
+        raise wrong(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8086 or [::1]:8086")
+    return bare, int(port)
 
 
 def fence_keys() -> FenceKeys:

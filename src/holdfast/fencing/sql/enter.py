@@ -9,11 +9,19 @@ from holdfast.claim import Fence, Mode
 from holdfast.errors import StaleFence, Unsupported
 from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale
 from holdfast.fencing.sql.drivers import Answer, Driver
-from holdfast.fencing.sql.table import ensure_table, forget_table, is_missing, make_table, refused
+from holdfast.fencing.sql.table import (
+    ensure_table,
+    forget_table,
+    is_deadlock,
+    is_missing,
+    make_table,
+    refused,
+)
 from holdfast.fencing.sql.text import LOCK_ROW, Statements
 
 __all__ = ["enter"]
 
+MOST_TRIES = 10
 REMEMBERED_READERS = 4096
 ENTERED, REFUSED = 1, 2
 
@@ -34,10 +42,28 @@ async def enter(
         raise _in_savepoint(resource)
     await driver.begin(fence.mode is not Mode.SHARED)
     await ensure_table(driver, asked)
-    kind = MySQLRow if asked.dialect == "mysql" else Row
+    begun = asked.dialect == "mysql" and await driver.begun()
+    tries = 1 if begun else MOST_TRIES
+    while tries:
+        try:
+            await _enter_rows(driver, asked, resource, fence, savepoint, begun)
+            return
+        except Exception as error:
+            # The server has rolled the transaction back: try again if nothing was in it before.
+            tries -= 1
+            if not tries or not is_deadlock(asked, error):
+                raise
+
+
+async def _enter_rows(
+    driver: Driver, asked: Statements, resource: str, fence: Fence, savepoint: bool, begun: bool
+) -> None:
     for slot in sorted(fence.slots) or [LOCK_ROW]:
-        outermost = await kind(driver, asked, resource, fence, slot).enter()
-        if not outermost and not savepoint:
+        row = Row(driver, asked, resource, fence, slot)
+        if asked.dialect == "mysql":
+            row = MySQLRow(driver, asked, resource, fence, slot, begun=begun)
+            begun = True
+        if not await row.enter() and not savepoint:
             raise _in_savepoint(resource)
 
 
@@ -139,12 +165,10 @@ class MySQLRow(Row):
     holder has entered since that read. A transaction that begins with its guard has not read yet.
     """
 
-    _begun = False
-    """Whether the transaction may have read before."""
-
-    async def enter(self) -> bool:
-        self._begun = await self._driver.begun()
-        return await super().enter()
+    def __init__(self, *given: Any, begun: bool) -> None:
+        super().__init__(*given)
+        self._begun = begun
+        """Whether the transaction may have read before."""
 
     async def _let_in(self, sql: str) -> Answer | None:
         new = False

@@ -8,13 +8,14 @@ from holdfast.errors import Unsupported
 from holdfast.fencing.sql.drivers import Driver
 from holdfast.fencing.sql.text import Statements
 
-__all__ = ["ensure_table", "forget_table", "is_missing", "make_table", "refused"]
+__all__ = ["ensure_table", "forget_table", "is_deadlock", "is_missing", "make_table", "refused"]
 
 CREATION_KEY = 7_019_267_233_085_447_001
 """Two that create at once in PostgreSQL: one waits for the other."""
 NO_SUCH_TABLE = 1146
 NO_SUCH_COLUMN = 1054
 SUCH_A_COLUMN = 1060
+DEADLOCK = 1213
 NO_RIGHTS = (1142, "42501")
 """What MySQL and PostgreSQL say where an account lacks a right on a table."""
 
@@ -116,6 +117,12 @@ def forget_table(driver: Driver, asked: Statements) -> None:
 def is_missing(asked: Statements, error: Exception) -> bool:
     """Whether this is SQLite's word for a missing table, where one can be made."""
     return asked.dialect == "sqlite" and str(_cause(error)).startswith("no such table")
+
+
+def is_deadlock(asked: Statements, error: Exception) -> bool:
+    """Whether MySQL has rolled back the transaction to end a deadlock. It does so to all but one
+    that wait for a new row if the transaction that made the row is rolled back."""
+    return asked.dialect == "mysql" and _code(asked, error) == DEADLOCK
 
 
 def refused(asked: Statements, error: Exception) -> Unsupported | None:

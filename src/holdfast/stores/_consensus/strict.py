@@ -23,7 +23,6 @@ __all__ = [
     "Items",
     "JsonReader",
     "digits",
-    "is_base64",
     "is_digits",
     "is_list_of",
     "moment",
@@ -39,7 +38,6 @@ LATEST_MOMENT = 1e11
 """Seconds since the epoch; far beyond any clock."""
 MOST_DIGITS = 20
 RECORD_VERSION = 1
-_BASE64 = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
 
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "a flag"}
 _JSON_NAMES |= {int: "a number", float: "a number"}
@@ -120,23 +118,12 @@ class Items(list[Any]):
         except IndexError:
             raise self._reader.damaged(f"the field {self._name!r} is too short") from None
 
-    def exactly(self, count: int) -> list[Any]:
-        """The list itself. Raises ``DamagedAnswer`` if it does not have so many items."""
-        if len(self) != count:
-            raise self._reader.damaged(f"the field {self._name!r} has {len(self)} items")
-        return self
-
 
 def is_digits(value: object) -> bool:
     """Whether it is a number that is written as text."""
     return (
         type(value) is str and value.isascii() and value.isdigit() and 0 < len(value) <= MOST_DIGITS
     )
-
-
-def is_base64(value: object) -> bool:
-    """Whether it can be used between quotes in a request as it is."""
-    return type(value) is str and _BASE64.issuperset(value)
 
 
 def is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -200,11 +187,11 @@ class StoredRecord(NamedTuple):
         return None if age >= self.keep_seconds else Record(self.value, self.token, age)
 
 
-def read_record(value: str | None, where: str) -> StoredRecord | None:
-    """Reads a record, which is stored as base64 of JSON. ``None`` for a record of another version;
-    raises ``Incompatible`` if it can't be read."""
+def read_record(value: bytes | str | None, where: str) -> StoredRecord | None:
+    """Reads a record, which is stored as JSON; a text is base64 of that. ``None`` for a record of
+    another version; raises ``Incompatible`` if it can't be read."""
     try:
-        fields = stored_json(a2b_base64(value or ""))
+        fields = stored_json(value if isinstance(value, bytes) else a2b_base64(value or ""))
         if isinstance(fields, list) and fields and fields[0] != RECORD_VERSION:
             return None
         _, token, written, keep_seconds, kept = fields

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.io.http import Http, Reply
+from holdfast.io.http import Http, Reply, Servers
 from holdfast.stores._consensus.strict import (
     LARGEST_TOKEN,
     DamagedAnswer,
@@ -77,13 +77,26 @@ class TransactionRefused(Exception):
         """Whether a lock-delay is the reason."""
 
 
+class _AnswerReader(JsonReader):
+    """Reads Consul's answers. A server that never answered as Consul is one of another kind:
+    trying again can't help. After that it is an answer of a proxy."""
+
+    def __init__(self, servers: Servers) -> None:
+        super().__init__(servers.display, _KINDS)
+        self._servers = servers
+
+    def damaged(self, why: str) -> DamagedAnswer:
+        text = f"{self.where} answers HTTP, but not as Consul does: {why}"
+        return DamagedAnswer(text, final=not self._servers.known)
+
+
 class Agent:
     """Sends one backend's requests to Consul."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
         self.display = http.servers.display
-        self._reader = JsonReader(self.display, _KINDS)
+        self._reader = _AnswerReader(http.servers)
 
     async def txn(
         self, body: bytes, *, line: bytes = TXN, until: float | None = None
@@ -118,7 +131,7 @@ class Agent:
         if reply.status != 200:
             raise self._refusal(line, reply)
         if line.startswith(KEYS) and not reply.seen:
-            raise self.not_consul(_path(line))
+            raise self.damaged(_path(line))
         return self._reader.read_as(kind, reply.body)
 
     async def ask_many(self, kind: type[T], line: bytes, until: float | None = None) -> list[T]:
@@ -143,15 +156,9 @@ class Agent:
         if reply.status == 403:
             return self._denied(line)
         if reply.status in (404, 405, 501):
-            return self.not_consul(_path(line))
-        return BackendUnavailable(f"{self.display}: {_path(line)}: {text or reply.status}")
-
-    def not_consul(self, why: str) -> BackendUnavailable:
-        """The error for a server of another kind: trying again can't help, unless Consul has
-        answered before. Then it is an answer of a proxy."""
-        final = not self.http.servers.known
-        text = f"{self.display} answers HTTP, but not as Consul does: {why}"
-        return BackendUnavailable(text, final=final)
+            return self.damaged(_path(line))
+        told = f"status {reply.status}" + (f": {text}" if text else "")
+        return BackendUnavailable(f"{self.display}: {_path(line)}: {told}")
 
     def _denied(self, line: bytes) -> BackendUnavailable:
         reason = "the token is missing or may not do this"

@@ -14,7 +14,6 @@ from holdfast.claim import Claim, Grant
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
-from holdfast.stores._consensus.strict import DamagedAnswer
 from holdfast.stores.consul import requests
 from holdfast.stores.consul.agent import (
     READ,
@@ -111,14 +110,7 @@ class SessionRenewer:
         return session
 
     async def _create(self, options: bytes, until: float) -> str:
-        """The id of a new session. A server that answers in another way than Consul is refused for
-        good if it never answered as Consul: no claim was sent to it."""
-        try:
-            return await self._created(options, until)
-        except DamagedAnswer as error:
-            raise self.agent.not_consul(str(error)) from error
-
-    async def _created(self, options: bytes, until: float) -> str:
+        """The id of a new session."""
         try:
             answer = await self.agent.ask(dict, CREATE, options, until)
         except NodeMissing:  # the first session in this datacenter

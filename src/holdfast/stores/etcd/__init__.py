@@ -1,4 +1,4 @@
-"""``etcd://`` and ``etcds://``: locks on etcd's v3 JSON gateway.
+"""``etcd://`` and ``etcds://``: locks on etcd's v3 API, over gRPC.
 
 What is stored, below the namespace (``holdfast`` by default)::
 
@@ -14,9 +14,8 @@ What is stored, below the namespace (``holdfast`` by default)::
 
 Reading order: ``requests`` and ``keys`` (what is stored), ``backend`` (how claims are admitted and
 end), ``session`` (leases, and the renewal of what is bound to them), ``wakeups`` (how waiters
-wait), ``inspect`` (the pure parts of survey and probe). Below them: ``gateway`` (requests and
-refusals), ``websocket`` (frames, and the blocking connection), ``aio`` (watches and WebSocket for
-asyncio).
+wait), ``inspect`` (the pure parts of survey and probe). Below them: ``calls`` (connections,
+sign-in, refusals) and ``messages`` (what is sent and received, as bytes).
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def open_store(url: Url, settings: Settings) -> EtcdStore:
 
     Does not touch the network. Raises ``ValueError`` for a URL that is not valid.
     """
-    from holdfast.io.http import Servers, Tls
+    from holdfast.io.hosts import Hosts, Tls
     from holdfast.stores.etcd.backend import EtcdStore
-    from holdfast.stores.etcd.gateway import Credentials
+    from holdfast.stores.etcd.calls import Credentials
 
     url.refuse_unknown("ca", "cert", "key")
     if url.path not in ("", "/"):
@@ -62,10 +61,11 @@ def open_store(url: Url, settings: Settings) -> EtcdStore:
     elif url.options:
         raise ValueError("ca, cert and key need etcds://")
     hosts = tuple((host, port or DEFAULT_PORT) for host, port in url.hosts)
-    servers = Servers(
+    known = Hosts(
         str(url),
         hosts or (("localhost", DEFAULT_PORT),),
         tls=tls,
         request_seconds=settings.request_seconds,
+        alpn="h2",
     )
-    return EtcdStore(servers, Credentials(user or None, password), settings)
+    return EtcdStore(known, Credentials(user or None, password), settings)

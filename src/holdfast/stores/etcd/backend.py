@@ -21,11 +21,10 @@ a moment.
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.contract import (
@@ -52,18 +51,29 @@ from holdfast.core.ordered import (
     unescape,
 )
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch
-from holdfast.io.http import Servers
+from holdfast.io.hosts import Hosts
 from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session, Sessions, whole
 from holdfast.stores._consensus.strict import DamagedAnswer, read_record
-from holdfast.stores.etcd import inspect, requests
-from holdfast.stores.etcd.gateway import Credentials, FinalRefusal, Gateway, NoSpace, SessionGone
-from holdfast.stores.etcd.keys import KeyPool
-from holdfast.stores.etcd.requests import NameKeys, Names
-from holdfast.stores.etcd.session import (
+from holdfast.stores.etcd import inspect, messages, requests
+from holdfast.stores.etcd.calls import (
+    DELETE,
     GRANT,
     RANGE,
     REVOKE,
+    STATUS,
     TXN,
+    Calls,
+    Credentials,
+    Endpoint,
+    FinalRefusal,
+    NoSpace,
+    SessionGone,
+    Wire,
+)
+from holdfast.stores.etcd.keys import KeyPool
+from holdfast.stores.etcd.messages import KeyValue, RangeReply, TxnReply
+from holdfast.stores.etcd.requests import NameKeys, Names
+from holdfast.stores.etcd.session import (
     UNKNOWN_WAITER,
     Leases,
     NextWaiter,
@@ -73,14 +83,8 @@ from holdfast.stores.etcd.session import (
 )
 from holdfast.stores.etcd.wakeups import Waits
 
-if TYPE_CHECKING:
-    from holdfast.io.http import Http
-
 __all__ = ["EtcdBackend", "EtcdStore"]
 
-DELETE = b"POST /v3/kv/deleterange"
-STATUS = b"POST /v3/maintenance/status"
-VERSION = b"GET /version"
 LONGEST_TTL = 9_000_000_000.0  # etcd's own
 MOST_TRIES = 20
 """How often an attempt is repeated because other clients changed the entries of the name."""
@@ -103,9 +107,10 @@ class EtcdStore:
     longest_ttl = LONGEST_TTL
     whole_seconds = True
 
-    def __init__(self, servers: Servers, credentials: Credentials, settings: Settings) -> None:
-        self.display = servers.display
-        self.servers, self.credentials, self.settings = servers, credentials, settings
+    def __init__(self, hosts: Hosts, credentials: Credentials, settings: Settings) -> None:
+        self.display = hosts.display
+        self.hosts, self.credentials, self.settings = hosts, credentials, settings
+        self.endpoint = Endpoint(hosts, credentials)
         self.names = Names(settings.namespace)
         self.sessions = Sessions()
         self.key_pool = KeyPool()
@@ -138,10 +143,10 @@ class EtcdBackend:
 
     def __init__(self, store: EtcdStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
-        self.gateway = Gateway(_http(store, runtime), store.credentials)
-        self.leases = Leases(store, self.gateway, runtime)
+        self.calls = Calls(Wire(store.endpoint, store.settings.connections, runtime), runtime)
+        self.leases = Leases(store, self.calls, runtime)
         self._absent_waiters = AbsentWaiters()
-        self.waits = Waits(store, self.gateway, runtime, self._absent_waiters)
+        self.waits = Waits(store, self.calls, runtime, self._absent_waiters)
         self._watchers = count(1)
         """Numbers the watches of names, to tell them apart."""
         store.backends.add(id(self))
@@ -203,15 +208,15 @@ class EtcdBackend:
         held = requests.entry_value(claim, self.runtime.wall(), held=True)
         body = keys.take(self._guard(session), key, session.id, held)
         answer = await self._send(at, body)
-        if answer.get("succeeded"):
-            return self._granted(claim, session, key, int(answer["header"]["revision"]), ())
+        if answer.succeeded:
+            return self._granted(claim, session, key, answer.revision, ())
         keys.contended = True
         return None
 
     async def _join_queue(self, at: Attempt, keys: NameKeys) -> Grant | Busy | None:
         """A writer's first attempt at a contended name; None to try again.
 
-        One short request, because etcd's gateway is slow with long ones. A writer has to know only
+        One short request, because etcd is slower with long ones. A writer has to know only
         the last entry of the queue and the queue's length. The other entries are read only if it
         has to try again (``_attempt_with_listing``).
         """
@@ -220,36 +225,36 @@ class EtcdBackend:
         waiting = requests.entry_value(claim, since, held=False)
         if self.runtime.now() < keys.queue_expected_until:
             answer = await self._send(at, keys.join(guard, key, session.id, waiting))
-            joined = answer.get("succeeded")
+            joined = answer.succeeded
         else:
             held = requests.entry_value(claim, since, held=True)
             body = keys.take_or_join(guard, key, session.id, held, waiting)
             answer = await self._send(at, body)
-            if answer.get("succeeded"):
+            if answer.succeeded:
                 keys.contended = False
-                return self._granted(claim, session, key, int(answer["header"]["revision"]), ())
-            joined = answer["responses"][1]["response_txn"].get("succeeded")
+                return self._granted(claim, session, key, answer.revision, ())
+            joined = answer.nested(1).succeeded
         if not joined:  # it has an entry already, or the name is in use as another kind
             return await self._attempt_with_listing(at, keys, None)
         return await self._joined(at, answer, (waiting, since))
 
     async def _joined(
-        self, at: Attempt, answer: dict[str, Any], written: tuple[bytes, float]
+        self, at: Attempt, answer: TxnReply, written: tuple[bytes, float]
     ) -> Busy | None:
         """The claim has joined the queue: returns the entry to wait for; None if no entry was
         ahead."""
         claim, session, store = at.claim, at.session, self.store
-        keys, revision = store.names.of(claim.name), int(answer["header"]["revision"])
-        found = answer["responses"][0]["response_range"]
-        ahead = int(found.get("count", 0))
-        if 1 < ahead <= QUEUE_CAP:  # the usual case: the entry ahead is a waiter's
-            last = found["kvs"][0]
+        keys, revision = store.names.of(claim.name), answer.revision
+        found = answer.range(0)
+        ahead = found.total
+        if 1 < ahead <= QUEUE_CAP and found.kvs:  # the usual case: the entry ahead is a waiter's
+            last = found.kvs[0]
             waits = requests.state_of(last, keys.prefix) == requests.WAITING
             store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, None, ahead - 1)
-            woken_session = session.id if waits and requests.is_writer(last["key"]) else ""
-            target = last["key"], int(last["create_revision"])
+            woken_session = session.id if waits and requests.is_writer(last.key) else ""
+            target = last.key, last.create_revision
             return Busy(ahead - 1, None, (target, revision, woken_session))
-        verdict = store.judge(claim, requests.entries_of(found, keys.prefix))
+        verdict = store.judge(claim, requests.entries_of(found.kvs, keys.prefix))
         store.waiting[claim.owner] = WaitingEntry(revision, *written, 0, verdict.target)
         if verdict.fits:
             keys.queue_expected_until = 0.0
@@ -295,17 +300,18 @@ class EtcdBackend:
             taking.append(keys.next_after(entry.order))
         body = requests.txn([guard, *self._grantable(claim, key)], taking, otherwise)
         answer = await self._send(at, body)
-        revision = int(answer["header"]["revision"])
-        if answer.get("succeeded"):
+        revision = answer.revision
+        if answer.succeeded:
             if entry is None:
                 keys.contended = False
                 return self._granted(claim, session, key, revision, tuple(slots))
-            next_waiter = _next_waiter(answer["responses"][1]["response_range"].get("kvs", ()))
+            next_waiter = _next_waiter(answer.range(1).kvs)
             return self._granted(claim, session, key, entry.order, tuple(slots), next_waiter)
         keys.contended = True
         if not otherwise:
             return None
-        found = requests.merged(answer["responses"][1 if join else 0 :])
+        first = 1 if join else 0
+        found = requests.merged(answer.range(n) for n in range(first, len(answer.parts)))
         return await self._judge(at, found, revision, whole=whole)
 
     def _grantable(self, claim: Claim, key: bytes) -> list[bytes]:
@@ -321,13 +327,13 @@ class EtcdBackend:
     def _guard(self, session: Session) -> bytes:
         """Compares: the guard of the session has the version that we know."""
         key = self.store.names.guard(session.id)
-        return b'{"key":"%b","target":"VERSION","version":"%d"}' % (key, session.generation)
+        return requests.written(key, session.generation)
 
-    async def _send(self, at: Attempt, body: bytes) -> dict[str, Any]:
+    async def _send(self, at: Attempt, body: bytes) -> TxnReply:
         """Sends a transaction of an attempt. If its outcome is unknown, the claim is marked for
         undo."""
         try:
-            return await self.gateway.post(TXN, body, at.until)
+            return await self.calls.call(TXN, body, at.until)
         except (SessionGone, NoSpace, FinalRefusal):  # nothing was changed
             raise
         except BaseException:  # etcd may have executed it, or may do so later
@@ -353,7 +359,7 @@ class EtcdBackend:
         return Grant(claim, token or order, slots, session.since, ref)
 
     async def _judge(
-        self, at: Attempt, found: dict[str, Any], revision: int, *, whole: bool
+        self, at: Attempt, found: list[KeyValue], revision: int, *, whole: bool
     ) -> Grant | Busy | _Undecided | None:
         """Decides what the entries that were read mean for the claim. Without the whole queue the
         only decision is that it still waits."""
@@ -372,7 +378,7 @@ class EtcdBackend:
         if verdict.fits:
             return await self._take_if_unchanged(at, verdict, revision)
         if own is not None:
-            value = next(kv["value"] for kv in found["kvs"] if kv["key"] == own.key).encode()
+            value = next(kv.value for kv in found if kv.key == own.key)
             ahead = [entry.key for entry in entries if entry.order < own.order]
             only_ahead = None if len(ahead) > 1 else "".join(ahead)
             since, behind = own.details.since, own.details.behind
@@ -400,7 +406,7 @@ class EtcdBackend:
             )
             same = [self._guard(session), requests.changed_at(key, own.changed)]
             body = requests.txn(same, [requests.put(key, value, session.id)])
-            if not (await self._send(at, body)).get("succeeded"):
+            if not (await self._send(at, body)).succeeded:
                 await self._read_guard(session, until)
                 return None
         return self._granted(
@@ -435,14 +441,14 @@ class EtcdBackend:
         keys = self.store.names.of(claim.name)
         key, order = self.store.key(claim), verdict.own.order if verdict.own else 0
         value = requests.entry_value(claim, self.runtime.wall(), held=True, slots=verdict.slots)
-        same = requests.unchanged_since(keys.all, revision)
+        same = requests.unchanged_since(keys.ends, revision)
         compare = [self._guard(session), same, requests.created_at(key, order)]
         body = requests.txn(compare, [requests.put(key, value, session.id)])
         answer = await self._send(at, body)
-        if not answer.get("succeeded"):
+        if not answer.succeeded:
             await self._read_guard(session, until)
             return None
-        granted_at = int(answer["header"]["revision"])
+        granted_at = answer.revision
         if not order:
             return self._granted(claim, session, key, granted_at, verdict.slots)
         # Of two claims that fit, the later one may be granted, and released, before the other.
@@ -451,9 +457,9 @@ class EtcdBackend:
 
     async def _read_guard(self, session: Session, until: float | None = None) -> None:
         """Reads the version of a session's guard."""
-        body = b'{"key":"%b"}' % self.store.names.guard(session.id)
-        found = (await self.gateway.post(RANGE, body, until)).get("kvs")
-        session.generation = self.gateway.number(found[0], "version") if found else 0
+        guard = requests.only(self.store.names.guard(session.id))
+        found = (await self.calls.call(RANGE, guard, until)).kvs
+        session.generation = found[0].version if found else 0
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool, Grant | Busy]:
         pool = self.store.key_pool
@@ -500,12 +506,12 @@ class EtcdBackend:
             answer = await self._send(Attempt(claim, True, session, None), body)
         except SessionGone:
             return None
-        if not answer.get("succeeded"):
+        if not answer.succeeded:
             return None
         store.waiting.pop(grant.claim.owner, None)
         store.direct_grants.discard(grant.claim.owner)
         store.key_pool.recycle(grant.claim)
-        next_waiter = _next_waiter(answer["responses"][2]["response_range"].get("kvs", ()))
+        next_waiter = _next_waiter(answer.range(2).kvs)
         return self._granted(claim, session, key, entry.order, (), next_waiter)
 
     async def release(self, grant: Grant) -> bool:
@@ -529,7 +535,7 @@ class EtcdBackend:
         now."""
         ref = Ref(*grant.ref)
         body = requests.txn([ref.exists()], [requests.delete(ref.key.encode())])
-        return bool((await self.gateway.post(TXN, body)).get("succeeded"))
+        return bool((await self.calls.call(TXN, body)).succeeded)
 
     async def _grant_directly(self, grant: Grant, next_waiter: NextWaiter) -> bool:
         """Ends a hold and grants the name to the next waiter. False, and nothing is changed, if the
@@ -537,12 +543,12 @@ class EtcdBackend:
         if next_waiter == UNKNOWN_WAITER:
             return False
         try:
-            answer = await self.gateway.post(TXN, self._direct_grant_request(grant, next_waiter))
+            answer = await self.calls.call(TXN, self._direct_grant_request(grant, next_waiter))
         except (SessionGone, NoSpace, ValueError):
             # The waiter's lease ended, there is no space for the wake-up, or its entry is of
             # another version.
             return False
-        if not answer.get("succeeded"):
+        if not answer.succeeded:
             return False
         # An attempt right after this one will find the new holder there.
         keys = self.store.names.of(grant.claim.name)
@@ -581,12 +587,11 @@ class EtcdBackend:
         if session is not None:
             return await self._undo(claim, key, session, order, until)
         if order is None:
-            answer = await self.gateway.post(DELETE, b'{"key":"%b"}' % key, until)
-            return bool(answer.get("deleted"))
+            return bool((await self.calls.call(DELETE, requests.only(key), until)).deleted)
         changes = [requests.delete(key), names.of(claim.name).next_after(order)]
-        answer = await self.gateway.post(TXN, requests.txn([], changes), until)
-        await self._wake_found(claim.name, answer["responses"][1], until)
-        return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
+        answer = await self.calls.call(TXN, requests.txn([], changes), until)
+        await self._wake_found(claim.name, answer.range(1), until)
+        return answer.deleted(0)
 
     async def _undo(
         self,
@@ -602,21 +607,21 @@ class EtcdBackend:
         changes = [requests.delete(key), names.of(claim.name).next_after(order or 0)]
         guard = requests.put(names.guard(session.id), b"", session.id)
         try:
-            answer = await self.gateway.post(TXN, requests.txn([], [*changes, guard]), until)
+            answer = await self.calls.call(TXN, requests.txn([], [*changes, guard]), until)
         except SessionGone:
             # A late request for that lease is refused. But the claim may have sent another attempt
             # since, with another lease.
-            answer = await self.gateway.post(TXN, requests.txn([], changes), until)
+            answer = await self.calls.call(TXN, requests.txn([], changes), until)
         except NoSpace:
             # The entry can be deleted without space. The guard is changed when there is space
             # again: until then a late request is refused for the same reason.
-            await self.gateway.post(TXN, requests.txn([], changes), until)
+            await self.calls.call(TXN, requests.txn([], changes), until)
             raise
         else:
             await self._read_guard(session, until)
         doubts.pop(claim.owner, None)
-        await self._wake_found(claim.name, answer["responses"][1], until)
-        return bool(answer["responses"][0]["response_delete_range"].get("deleted"))
+        await self._wake_found(claim.name, answer.range(1), until)
+        return answer.deleted(0)
 
     async def _skip(self, name: str, absent: Entry, until: float | None) -> None:
         """Deletes the entry of a waiter that could hold the lock and did not take it within its
@@ -624,26 +629,24 @@ class EtcdBackend:
         key = absent.key.encode()
         same = requests.changed_at(key, absent.changed)
         changes = [requests.delete(key), self.store.names.of(name).next_after(absent.order)]
-        answer = await self.gateway.post(TXN, requests.txn([same], changes), until)
-        if answer.get("succeeded"):
-            await self._wake_found(name, answer["responses"][1])
+        answer = await self.calls.call(TXN, requests.txn([same], changes), until)
+        if answer.succeeded:
+            await self._wake_found(name, answer.range(1))
 
     async def _wake_first(self, name: str) -> None:
         """Wakes the first waiter of a name, if the name is not held."""
         first = self.store.names.of(name).next_after(0)
-        answer = await self.gateway.post(TXN, requests.txn([], [first]))
-        await self._wake_found(name, answer["responses"][0])
+        answer = await self.calls.call(TXN, requests.txn([], [first]))
+        await self._wake_found(name, answer.range(0))
 
-    async def _wake_found(
-        self, name: str, reply: dict[str, Any], until: float | None = None
-    ) -> None:
+    async def _wake_found(self, name: str, found: RangeReply, until: float | None = None) -> None:
         """Wakes the waiters in the reply to a range request."""
         names = self.store.names
-        for first in requests.entries_of(reply["response_range"], names.of(name).prefix):
+        for first in requests.entries_of(found.kvs, names.of(name).prefix):
             if not first.given:
                 wake = requests.wake(names.wakeup_key(first.session), first.owner, first.session)
                 try:
-                    await self.gateway.post(TXN, requests.txn([], [wake]), until)
+                    await self.calls.call(TXN, requests.txn([], [wake]), until)
                 except (SessionGone, BackendUnavailable):
                     return  # if the waiter is still there, its own watch finds out in a moment
 
@@ -668,20 +671,19 @@ class EtcdBackend:
         left = session.since + certain_seconds(session.ttl) - self.runtime.now()
         keys = store.names.of(claim.name)
         # Only the claim's own entry and the next one are needed.
-        body = b"{%b}" % keys.from_on(entry.order, 2)
-        found = (await self.gateway.post(RANGE, body, until)).get("kvs", ())
+        found = (await self.calls.call(RANGE, keys.from_on(entry.order, 2), until)).kvs
         if not found:
             return None
         own, *behind = found
         if (
-            own["key"].encode() != store.key(claim)
-            or int(own["create_revision"]) != entry.order
-            or own.get("lease") != session.id
+            requests.encoded(own.key) != store.key(claim)
+            or own.create_revision != entry.order
+            or own.lease != session.id
             or requests.state_of(own, keys.prefix) != requests.GRANTED
         ):
             return None
         store.direct_grants.add(claim.owner)
-        ref = Ref(own["key"], entry.order, session.id, _next_waiter(behind))
+        ref = Ref(own.key, entry.order, session.id, _next_waiter(behind))
         return Grant(claim, entry.order, ref=ref, seconds=min(DIRECT_GRANT_SECONDS, left))
 
     def nudge(self, claim: Claim) -> None:
@@ -702,12 +704,19 @@ class EtcdBackend:
     async def _entries(self, name: str) -> list[Entry]:
         """The entries of all holders and waiters, in order of arrival, by a linearizable read."""
         keys = self.store.names.of(name)
-        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        return requests.entries_of(found, keys.prefix)
+        found = await self.calls.call(RANGE, keys.all)
+        return requests.entries_of(found.kvs, keys.prefix)
 
     async def look(self, name: str) -> LockInfo:
         entries = await self._entries(name)
         return lock_info(name, entries, await self._lease_seconds(entries))
+
+    async def look_at_holders(self, claim: Claim) -> LockInfo:
+        """Reads the first entries of the queue only: the holders are among them."""
+        keys = self.store.names.of(claim.name)
+        found = await self.calls.call(RANGE, requests.oldest_entries(keys.all))
+        entries = requests.entries_of(found.kvs, keys.prefix)
+        return lock_info(claim.name, entries, await self._lease_seconds(entries))
 
     async def _lease_seconds(self, entries: Iterable[Entry]) -> dict[str, float]:
         """The seconds that are left of each session that has a hold."""
@@ -720,10 +729,10 @@ class EtcdBackend:
         for start in range(0, len(holders), DELETES_PER_TXN):
             batch = holders[start : start + DELETES_PER_TXN]
             body = requests.txn([], [requests.delete_if_same(entry) for entry in batch])
-            answer = await self.gateway.post(TXN, body)
-            replies = answer["responses"].exactly(len(batch))
-            for entry, reply in zip(batch, replies, strict=True):
-                if reply["response_txn"].get("succeeded"):
+            answer = await self.calls.call(TXN, body)
+            answer.exactly(len(batch))
+            for number, entry in enumerate(batch):
+                if answer.nested(number).succeeded:
                     tokens.append(entry.details.token)
         if tokens:
             await self._wake_first(name)
@@ -732,11 +741,11 @@ class EtcdBackend:
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         """Reads entries in the order of their keys, which keeps the entries of a name together."""
         body = inspect.survey_range(self.store.names, prefix, cursor)
-        found = await self.gateway.post(RANGE, body)
+        found = await self.calls.call(RANGE, body)
         groups, cursor = inspect.groups_of(found, self.store.names, limit)
         return Page([await self._lock_info(*group) for group in groups], cursor)
 
-    async def _lock_info(self, segment: str, kvs: list[dict[str, Any]] | None) -> LockInfo:
+    async def _lock_info(self, segment: str, kvs: list[KeyValue] | None) -> LockInfo:
         """One name of a survey. ``kvs`` are its entries; None if the page does not have all of
         them."""
         name = unescape(segment)
@@ -745,15 +754,15 @@ class EtcdBackend:
         try:
             if kvs is None:
                 return await self.look(name)
-            entries = requests.entries_of({"kvs": kvs}, self.store.names.of(name).prefix)
+            entries = requests.entries_of(kvs, self.store.names.of(name).prefix)
             return lock_info(name, entries, await self._lease_seconds(entries))
         except Incompatible as error:
             return shown_unreadable(segment, error)
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         """Writes a record bound to a lease of its own, in a transaction that checks the hold."""
-        answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % max(1, whole(keep_seconds)))
-        lease: str = answer["ID"]
+        message = messages.grant_lease(max(1, whole(keep_seconds)))
+        lease = (await self.calls.call(GRANT, message)).id
         try:
             answer = await self._write_record(grant, value, keep_seconds, lease)
         except SessionGone:
@@ -763,48 +772,48 @@ class EtcdBackend:
         except BackendUnavailable:
             await self._end_unused_lease(grant.claim.name, lease)
             raise
-        kept = bool(answer.get("succeeded"))
-        before = answer["responses"][0]["response_put"].get("prev_kv", {}) if kept else {}
-        await self._end_lease(before.get("lease", "0") if kept else lease)
-        return kept
+        if not answer.succeeded:
+            await self._end_lease(lease)
+            return False
+        before = answer.put(0).before
+        if before is not None:
+            await self._end_lease(before.lease)
+        return True
 
     async def _write_record(
         self, grant: Grant, value: str, keep_seconds: float, lease: str
-    ) -> dict[str, Any]:
+    ) -> TxnReply:
         fields = [requests.PROTOCOL, grant.token, self.runtime.wall(), keep_seconds, value]
-        keep = b'{"request_put":{"key":"%b","value":"%b","lease":"%b","prev_kv":true}}' % (
-            self.store.names.record(grant.claim.name),
-            b64encode(json.dumps(fields).encode()),
-            lease.encode(),
-        )
-        return await self.gateway.post(TXN, requests.txn([Ref(*grant.ref).exists()], [keep]))
+        key, data = self.store.names.record(grant.claim.name), json.dumps(fields).encode()
+        keep = requests.put(key, data, lease, requests.WITH_PREVIOUS)
+        return await self.calls.call(TXN, requests.txn([Ref(*grant.ref).exists()], [keep]))
 
     async def _end_unused_lease(self, name: str, lease: str) -> None:
         """Ends the lease of a record whose write was not answered, unless it was written. A write
         that arrives later is refused then, because its lease is gone."""
-        body = b'{"key":"%b"}' % self.store.names.record(name)
+        key = requests.only(self.store.names.record(name))
         with suppress(BackendUnavailable):  # the lease ends by itself
-            kvs = (await self.gateway.post(RANGE, body)).get("kvs")
-            if not kvs or kvs[0].get("lease") != lease:
+            kvs = (await self.calls.call(RANGE, key)).kvs
+            if not kvs or kvs[0].lease != lease:
                 await self._end_lease(lease)
 
     async def _end_lease(self, lease: str) -> None:
         if lease == "0":
             return
         with suppress(BackendUnavailable, SessionGone):  # the lease ends by itself
-            await self.gateway.post(REVOKE, b'{"ID":"%b"}' % lease.encode())
+            await self.calls.call(REVOKE, messages.lease(lease))
 
     async def recall(self, name: str) -> Record | None:
-        body = b'{"key":"%b"}' % self.store.names.record(name)
-        kvs = (await self.gateway.post(RANGE, body)).get("kvs")
+        key = requests.only(self.store.names.record(name))
+        kvs = (await self.calls.call(RANGE, key)).kvs
         if not kvs:
             return None
-        record = read_record(kvs[0].get("value"), f"{name!r} on {self.store.display}")
+        record = read_record(kvs[0].value, f"{name!r} on {self.store.display}")
         # A change of etcd's leader prolongs the lease, but not the record.
         return None if record is None else record.at(self.runtime.wall())
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        keys = self.store.names.of(name).all.decode()
+        keys = self.store.names.of(name).all
         watcher = f"watch {next(self._watchers)}"
         try:
             found = await self.waits.start_watch(watcher, keys, False, until)
@@ -822,33 +831,30 @@ class EtcdBackend:
 
     async def probe(self) -> list[Finding]:
         store = self.store
-        reply = await self.gateway.http.ask(VERSION)
-        findings = [inspect.version_finding(reply.body)]
-        if (
-            findings[0].level == "broken"
-        ):  # too old to have the gateway: no further requests are possible
+        status = await self.calls.call(STATUS, b"")
+        findings = [inspect.version_finding(status.version)]
+        if findings[0].level == "broken":  # too old for the requests that follow
             return findings
-        status = await self.gateway.post(STATUS, b"{}")
-        if int(status.get("leader", 0)) == 0:
+        if not status.leader:
             findings.append(Finding("leader", "this etcd node knows no leader", "broken"))
-        if status.get("errors"):
-            findings.append(Finding("alarms", "; ".join(status["errors"]), "broken"))
+        if status.errors:
+            findings.append(Finding("alarms", "; ".join(status.errors), "broken"))
         await self._entries("holdfast probe")
         findings.append(Finding("access", f"keys below {store.names.root} can be read"))
         findings.append(await self._probe_watch())
-        if len(store.servers.hosts) == 1:
+        if len(store.hosts.hosts) == 1:
             detail = "the URL names one host: if that one fails, the store is unavailable"
             findings.append(Finding("hosts", detail, "warning"))
         return findings
 
     async def _probe_watch(self) -> Finding:
         until = self.runtime.now() + self.store.settings.request_seconds
-        keys = self.store.names.of("holdfast probe").all.decode()
+        keys = self.store.names.of("holdfast probe").all
         found = await self.waits.start_watch("probe", keys, True, until)
         if found is None:
             return Finding("watch", "no watch could be opened: waiters poll", "warning")
         await self.waits.watches.end(found)
-        return Finding("watch", "waiters are woken over one WebSocket")
+        return Finding("watch", "waiters are woken over one connection")
 
     # Fork and close.
 
@@ -859,7 +865,7 @@ class EtcdBackend:
             store.direct_grants.clear()
             store.key_pool.clear()
         self.leases.forget()
-        self.gateway.http.forget()
+        self.calls.forget()
         self.waits.watches.forget()
 
     async def close(self) -> None:
@@ -868,15 +874,14 @@ class EtcdBackend:
             if not self.store.backends:
                 await self.leases.end_all()
         self.waits.watches.close()
-        await self.gateway.http.close()
+        await self.calls.wire.close()
 
 
-def _next_waiter(found: Sequence[dict[str, str]]) -> NextWaiter | None:
+def _next_waiter(found: Sequence[KeyValue]) -> NextWaiter | None:
     """Returns the first writer in a list of entries; None if there is none."""
     for kv in found:
-        if requests.is_writer(kv["key"]):
-            changed, session = int(kv["mod_revision"]), kv.get("lease", "0")
-            return NextWaiter(kv["key"], kv.get("value", ""), changed, session)
+        if requests.is_writer(kv.key):
+            return NextWaiter(kv.key, kv.value, kv.mod_revision, kv.lease)
     return None
 
 
@@ -884,13 +889,3 @@ def _wakes_directly(ahead: Entry | None, claim: Claim) -> bool:
     """True if the entry ahead will read the claim's entry at its grant, and wake it at its
     release."""
     return ahead is not None and ahead.mode is claim.mode is Mode.EXCLUSIVE and not ahead.given
-
-
-def _http(store: EtcdStore, runtime: Runtime) -> Http:
-    if runtime.blocking:
-        from holdfast.io.http import BlockingHttp
-
-        return BlockingHttp(store.servers, store.settings.connections)
-    from holdfast.io.http_aio import AsyncHttp
-
-    return AsyncHttp(store.servers, store.settings.connections)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import groupby, islice
-from typing import Any
 
 from holdfast.core.contract import Finding
 from holdfast.core.ordered import escape
 from holdfast.stores.etcd import requests
+from holdfast.stores.etcd.messages import KeyValue, RangeReply, integer
 from holdfast.stores.etcd.requests import Names
 
 __all__ = ["groups_of", "survey_range", "version_finding"]
@@ -27,32 +26,26 @@ def survey_range(names: Names, prefix: str, cursor: str | None) -> bytes:
     high = low + "\U0010ffff"
     if cursor is not None:
         low = f"{names.root}{cursor}0"  # "0" follows the slash that ends a name
-    return b'{%b,"limit":"%d"}' % (requests.between(low, high), ENTRIES_PER_PAGE)
+    return requests.between(low, high) + integer(3, ENTRIES_PER_PAGE)
 
 
 def groups_of(
-    found: dict[str, Any], names: Names, limit: int
-) -> tuple[list[tuple[str, list[dict[str, Any]] | None]], str | None]:
+    found: RangeReply, names: Names, limit: int
+) -> tuple[list[tuple[str, list[KeyValue] | None]], str | None]:
     """Returns the stored names of a page, each with its entries, or with None if the page does not
     have all of them; and the cursor of the next page, None at the end."""
-    kvs = found.get("kvs", [])
-    by_name = groupby(kvs, lambda kv: names.segment_of(requests.decoded(kv["key"])))
+    by_name = groupby(found.kvs, lambda kv: names.segment_of(kv.key))
     groups = [(segment, list(some)) for segment, some in by_name]
-    whole_page = not found.get("more")
-    if not whole_page and len(groups) > 1:
+    if found.more and len(groups) > 1:
         groups.pop()  # the next page may have more of its entries
-    known = whole_page or len(groups) > 1
+    known = not found.more or len(groups) > 1
     shown = [(segment, some if known else None) for segment, some in islice(groups, limit)]
-    more = not whole_page or len(groups) > limit
+    more = found.more or len(groups) > limit
     return shown, groups[:limit][-1][0] if more and groups else None
 
 
-def version_finding(body: bytes) -> Finding:
-    """What ``check()`` says about the version of an etcd. ``body`` is its reply to GET /version."""
-    try:
-        text = str(json.loads(body).get("etcdserver", ""))
-    except (ValueError, AttributeError, RecursionError):
-        text = ""
+def version_finding(text: str) -> Finding:
+    """What ``check()`` says about the version of an etcd, as the server says it."""
     match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     if match is None:
         return Finding("version", "the server does not say its version", "warning")

@@ -1,4 +1,4 @@
-"""The requests of ``etcd://`` as bytes, and the entries in its replies. No network here.
+"""The requests of ``etcd://`` as messages, and the entries in its replies. No network here.
 
 Under ``<namespace>/locks/<name>/`` every claim has one key, its entry, bound to the client's etcd
 lease: ``l/w/<key id>`` for a writer, ``l/r/<key id>`` for a reader, ``s/<limit>/<key id>`` for
@@ -10,10 +10,8 @@ another order than they were requested, so their token is the revision of the gr
 from __future__ import annotations
 
 import json
-from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 from holdfast.claim import Claim, Mode
 from holdfast.core.ordered import Details, Entry, escape, unreadable
@@ -26,6 +24,7 @@ from holdfast.stores._consensus.strict import (
     text,
     whole_number,
 )
+from holdfast.stores.etcd.messages import KeyValue, RangeReply, data, integer
 
 __all__ = ["NameKeys", "Names", "change_behind", "entries_of", "entry_value", "put"]
 
@@ -40,15 +39,17 @@ def span(prefix: str) -> bytes:
 
 
 def between(low: str, high: str) -> bytes:
-    return b'"key":"%b","range_end":"%b"' % (encoded(low), encoded(high))
+    return data(1, encoded(low)) + data(2, encoded(high))
 
 
 def encoded(key: str) -> bytes:
-    return b2a_base64(key.encode(), newline=False)
+    """A key as it is stored. One that another program has written may be no text."""
+    return key.encode(errors="surrogateescape")
 
 
-def decoded(key: str) -> str:
-    return a2b_base64(key).decode(errors="replace")
+def only(key: bytes) -> bytes:
+    """The range of one key."""
+    return data(1, key)
 
 
 WAITING, HELD, GRANTED = range(3)
@@ -72,30 +73,29 @@ def entry_value(
     """
     numbers, state = ",".join(map(str, slots)), HELD if held else WAITING
     head = f"[{PROTOCOL},{claim.weight},{state},{behind},{since:.3f},[{numbers}],{token},"
-    return encoded(f"{head}{quoted(claim.label)}]")
+    return f"{head}{quoted(claim.label)}]".encode()
 
 
-def value_with_token(value: str, token: int) -> bytes:
+def value_with_token(value: bytes, token: int) -> bytes:
     """The value of an entry of slots with its token filled in. Raises ``ValueError`` if another
     program has overwritten the entry."""
-    fields = list(stored_fields(value))
-    *fields, _, label = fields
-    return encoded(json.dumps([*fields, token, label], separators=(",", ":")))
+    *fields, _, label = stored_fields(value)
+    return json.dumps([*fields, token, label], separators=(",", ":")).encode()
 
 
-def granted_value(value: str) -> bytes:
+def granted_value(value: bytes) -> bytes:
     """The value of a waiter's entry after a direct grant. Raises ``ValueError`` for an entry of
     another protocol version."""
-    version, weight, _, rest = a2b_base64(value).split(b",", 3)
+    version, weight, _, rest = value.split(b",", 3)
     if version != _VERSION:
         raise ValueError(f"version {version!r}")
-    return b2a_base64(b"%b,%b,%d,%b" % (version, weight, GRANTED, rest), newline=False)
+    return b"%b,%b,%d,%b" % (version, weight, GRANTED, rest)
 
 
-def state_of(kv: dict[str, str], prefix: str) -> int:
+def state_of(kv: KeyValue, prefix: str) -> int:
     """Reads only the state of an entry. Raises ``Incompatible``."""
     try:
-        version, _, state, _ = a2b_base64(kv.get("value", "")).split(b",", 3)
+        version, _, state, _ = kv.value.split(b",", 3)
         if version == _VERSION:
             return digits(state.decode(), GRANTED)
     except ValueError:
@@ -109,82 +109,105 @@ def quoted(label: str) -> str:
     return json.dumps(label)
 
 
-def put(key: bytes, value: bytes, lease: str) -> bytes:
-    return b'{"request_put":{"key":"%b","value":"%b","lease":"%b"}}' % (key, value, lease.encode())
+# Parts of requests. Those that read or write are operations of a transaction.
+
+_EQUAL, _GREATER, _LESS = (integer(1, number) for number in range(3))
+_VERSION_OF, _CREATE, _MOD, _VALUE = (integer(2, number) for number in range(4))
+_RANGE_OP, _PUT_OP, _DELETE_OP, _TXN_OP = range(1, 5)
+_ABSENT = integer(5, 0)
 
 
-def empty(keys: bytes) -> bytes:
-    return b'{%b,"target":"CREATE","create_revision":"0"}' % keys
+def put(key: bytes, value: bytes, lease: str = "0", extra: bytes = b"") -> bytes:
+    return data(_PUT_OP, data(1, key) + data(2, value) + integer(3, int(lease)) + extra)
+
+
+WITH_PREVIOUS = integer(4, 1)
+"""Of a put: its reply has the key as it was before."""
+
+
+def read(keys: bytes) -> bytes:
+    return data(_RANGE_OP, keys)
+
+
+def _compared_range(keys: tuple[str, str]) -> bytes:
+    """The two ends of a range, as a comparison has them."""
+    return data(3, encoded(keys[0])) + data(64, encoded(keys[1]))
+
+
+def empty(low: str, high: str) -> bytes:
+    """Compares: no key is in the range."""
+    return _EQUAL + _CREATE + _compared_range((low, high)) + _ABSENT
 
 
 def created_at(key: bytes, revision: int) -> bytes:
     """Compares: the key was created at this revision; 0: it does not exist."""
-    return b'{"key":"%b","target":"CREATE","create_revision":"%d"}' % (key, revision)
+    return _EQUAL + _CREATE + data(3, key) + integer(5, revision)
 
 
 def never(key: bytes) -> bytes:
     """A comparison that is false for every state of the key."""
-    return b'{"key":"%b","target":"CREATE","result":"LESS","create_revision":"0"}' % key
+    return _LESS + _CREATE + data(3, key) + _ABSENT
 
 
-def none_before(keys: bytes, revision: int) -> bytes:
-    return b'{%b,"target":"CREATE","result":"GREATER","create_revision":"%d"}' % (
-        keys,
-        revision - 1,
-    )
+def none_before(keys: tuple[str, str], revision: int) -> bytes:
+    return _GREATER + _CREATE + _compared_range(keys) + integer(5, revision - 1)
 
 
-def unchanged_since(keys: bytes, revision: int) -> bytes:
-    return b'{%b,"target":"MOD","result":"LESS","mod_revision":"%d"}' % (keys, revision + 1)
-
-
-def txn(compare: Iterable[bytes], success: Iterable[bytes], failure: Iterable[bytes] = ()) -> bytes:
-    return b'{"compare":[%b],"success":[%b],"failure":[%b]}' % (
-        b",".join(compare),
-        b",".join(success),
-        b",".join(failure),
-    )
-
-
-def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
-    return b'{"request_txn":%b}' % txn(compare, success)
-
-
-def key_id_of(key: str) -> str:
-    """The key id in a stored key."""
-    return decoded(key).rpartition("/")[2]
-
-
-def is_writer(key: str) -> bool:
-    return "/l/w/" in decoded(key)
-
-
-def change(key: bytes, value: bytes) -> bytes:
-    """Writes the value of an entry and keeps its lease."""
-    return b'{"request_put":{"key":"%b","value":"%b","ignore_lease":true}}' % (key, value)
-
-
-def bind(key: bytes, lease: str) -> bytes:
-    """Binds an entry to another lease and keeps its value."""
-    return b'{"request_put":{"key":"%b","ignore_value":true,"lease":"%b"}}' % (key, lease.encode())
-
-
-def read(key: bytes) -> bytes:
-    return b'{"request_range":{"key":"%b"}}' % key
+def unchanged_since(keys: tuple[str, str], revision: int) -> bytes:
+    return _LESS + _MOD + _compared_range(keys) + integer(6, revision + 1)
 
 
 def changed_at(key: bytes, revision: int) -> bytes:
     """Compares: the last write of the key was at this revision."""
-    return b'{"key":"%b","target":"MOD","mod_revision":"%d"}' % (key, revision)
+    return _EQUAL + _MOD + data(3, key) + integer(6, revision)
+
+
+def written(key: bytes, version: int) -> bytes:
+    """Compares: the key was written so many times since it was created; 0: it does not exist."""
+    return _EQUAL + _VERSION_OF + data(3, key) + integer(4, version)
+
+
+def txn(compare: Iterable[bytes], success: Iterable[bytes], failure: Iterable[bytes] = ()) -> bytes:
+    return b"".join(
+        [data(1, each) for each in compare]
+        + [data(2, each) for each in success]
+        + [data(3, each) for each in failure]
+    )
+
+
+def nested(compare: Iterable[bytes], success: Iterable[bytes]) -> bytes:
+    return data(_TXN_OP, txn(compare, success))
+
+
+def key_id_of(key: str) -> str:
+    """The key id in a stored key."""
+    return key.rpartition("/")[2]
+
+
+def is_writer(key: str) -> bool:
+    return "/l/w/" in key
+
+
+def change(key: bytes, value: bytes) -> bytes:
+    """Writes the value of an entry and keeps its lease."""
+    return data(_PUT_OP, data(1, key) + data(2, value) + _KEEP_LEASE)
+
+
+def bind(key: bytes, lease: str) -> bytes:
+    """Binds an entry to another lease and keeps its value."""
+    return data(_PUT_OP, data(1, key) + integer(3, int(lease)) + _KEEP_VALUE)
+
+
+_KEEP_VALUE, _KEEP_LEASE = integer(5, 1), integer(6, 1)
 
 
 def wake(wakeup_key: bytes, key_id: str, session: str) -> bytes:
     """Writes a wake-up key, which wakes the waiter with that key id."""
-    return put(wakeup_key, encoded(key_id), session)
+    return put(wakeup_key, key_id.encode(), session)
 
 
 def delete(key: bytes) -> bytes:
-    return b'{"request_delete_range":{"key":"%b"}}' % key
+    return data(_DELETE_OP, data(1, key))
 
 
 def delete_if_same(entry: Entry) -> bytes:
@@ -195,7 +218,18 @@ def delete_if_same(entry: Entry) -> bytes:
 
 FIRST_ENTRIES = 2
 """How many entries from the start a waiter reads: so the first two waiters know their place."""
-_BY_ARRIVAL = b'"sort_order":"%b","sort_target":"CREATE"'
+FEW_SHOWN = 4
+"""How many entries a message reads that names the holders."""
+_FIRST_COME = integer(5, 1) + integer(6, 2)
+_LAST_COME = integer(5, 2) + integer(6, 2)
+"""Orders of a range: by create revision, ascending or descending."""
+_ONE = integer(3, 1)
+KEYS_ONLY = integer(8, 1)
+
+
+def oldest_entries(keys: bytes) -> bytes:
+    """The request for the oldest of these entries, for a message."""
+    return keys + integer(3, FEW_SHOWN) + _FIRST_COME
 
 
 class NameKeys:
@@ -206,64 +240,52 @@ class NameKeys:
         self.contended = False
         """True if other entries were there at the last attempt."""
         self.all = span(prefix)
-        self.writers = span(prefix + "l/w/")
-        self.locks = span(prefix + "l/")
-        self.slots = span(prefix + "s/")
-        self.listing = b'{"request_range":{%b}}' % self.all
-        last = b'{"request_range":{%b,"limit":"1",%b}}' % (self.all, _BY_ARRIVAL % b"DESCEND")
-        join = nested([b"%b", created_at(b"%b", 0), empty(self.slots)], [put(b"%b", b"%b", "%b")])
         self.queue_expected_until = 0.0
         """Until this time an attempt joins without trying to take: entries are surely there."""
-        self._take = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")])
-        self._join = txn(
-            [b"%b", created_at(b"%b", 0), empty(self.slots)], [last, put(b"%b", b"%b", "%b")]
-        )
-        self._take_or_join = txn([b"%b", empty(self.all)], [put(b"%b", b"%b", "%b")], [last, join])
+        self.ends = prefix, prefix[:-1] + "0"
+        self.writers = span(prefix + "l/w/")
+        self.listing = read(self.all)
+        self._no_entry = empty(*self.ends)
+        self._no_writer = empty(prefix + "l/w/", prefix + "l/w0")
+        self._no_lock = empty(prefix + "l/", prefix + "l0")
+        self._no_slots = empty(prefix + "s/", prefix + "s0")
+        self._last = read(self.all + _ONE + _LAST_COME)
 
     def take(self, guard: bytes, key: bytes, lease: str, held: bytes) -> bytes:
         """Takes the name for a writer if it has no entries."""
-        return self._take % (guard, key, held, lease.encode())
+        return txn([guard, self._no_entry], [put(key, held, lease)])
 
     def take_or_join(
         self, guard: bytes, key: bytes, lease: str, held: bytes, waiting: bytes
     ) -> bytes:
         """Takes the name for a writer if it has no entries. Otherwise reads the last entry of the
         queue and joins behind it."""
-        session = lease.encode()
-        return self._take_or_join % (guard, key, held, session, guard, key, key, waiting, session)
+        absent = [guard, created_at(key, 0), self._no_slots]
+        join = nested(absent, [put(key, waiting, lease)])
+        return txn([guard, self._no_entry], [put(key, held, lease)], [self._last, join])
 
     def join(self, guard: bytes, key: bytes, lease: str, waiting: bytes) -> bytes:
         """Joins the queue in any case. Shorter than ``take_or_join``, for a name that surely has
         entries."""
-        return self._join % (guard, key, key, waiting, lease.encode())
+        absent = [guard, created_at(key, 0), self._no_slots]
+        return txn(absent, [self._last, put(key, waiting, lease)])
 
     def from_on(self, order: int, count: int) -> bytes:
         """The range of the first ``count`` entries that were created at revision ``order`` or
         later."""
-        return b'%b,"min_create_revision":"%d","limit":"%d",%b' % (
-            self.all,
-            order,
-            count,
-            _BY_ARRIVAL % b"ASCEND",
-        )
+        return self.all + integer(3, count) + _FIRST_COME + integer(12, order)
 
     def next_after(self, order: int) -> bytes:
         """Reads the first entry that was created after revision ``order``; 0: the first of all."""
-        return b'{"request_range":{%b}}' % self.from_on(order + 1, 1)
+        return read(self.from_on(order + 1, 1))
 
     def around(self, claim: Claim, key: bytes, order: int) -> list[bytes]:
         """Reads what decides about a claim that waits, however long the queue is: the first
         entries, the one in front of the claim's own (for a reader, the last writer), and its own.
         """
-        first = _first_count(claim)
         among = self.writers if claim.mode is Mode.SHARED else self.all
-        before = b'%b,"max_create_revision":"%d","limit":"1",%b' % (
-            among,
-            order - 1,
-            _BY_ARRIVAL % b"DESCEND",
-        )
-        ranges = (self.from_on(0, first), before, b'"key":"%b"' % key)
-        return [b'{"request_range":{%b}}' % each for each in ranges]
+        before = among + _ONE + _LAST_COME + integer(13, order - 1)
+        return [read(self.from_on(0, _first_count(claim))), read(before), read(only(key))]
 
     def entry(self, claim: Claim, key_id: str) -> bytes:
         """The key of a claim's entry."""
@@ -272,23 +294,23 @@ class NameKeys:
     def free_for(self, claim: Claim, key: bytes) -> list[bytes]:
         """Compares: a claim without an entry can be granted at once."""
         if claim.mode is Mode.SHARED:
-            return [empty(self.writers), empty(self.slots), created_at(key, 0)]
-        return [empty(self.all)]
+            return [self._no_writer, self._no_slots, created_at(key, 0)]
+        return [self._no_entry]
 
     def first_for(self, claim: Claim, key: bytes, order: int) -> list[bytes]:
         """Compares: the claim whose entry was created at revision ``order`` can be granted."""
         if claim.mode is Mode.SHARED:
-            return [empty(self.writers), empty(self.slots), created_at(key, order)]
-        return [none_before(self.all, order), created_at(key, order)]
+            return [self._no_writer, self._no_slots, created_at(key, order)]
+        return [none_before(self.ends, order), created_at(key, order)]
 
     def joinable(self, claim: Claim, key: bytes) -> list[bytes]:
         """Compares: the claim has no entry yet, and the name is not in use as another kind of
         lock."""
         if claim.mode is not Mode.SLOTS:
-            return [created_at(key, 0), empty(self.slots)]
+            return [created_at(key, 0), self._no_slots]
         same, after = self.prefix + _kind(claim), self.prefix + _kind(claim)[:-1] + "0"
-        others = [between(self.prefix + "s/", same), between(after, self.prefix + "s0")]
-        return [created_at(key, 0), empty(self.locks), *map(empty, others)]
+        others = [empty(self.prefix + "s/", same), empty(after, self.prefix + "s0")]
+        return [created_at(key, 0), self._no_lock, *others]
 
 
 def _first_count(claim: Claim) -> int:
@@ -346,45 +368,45 @@ def identity_of(entry: Entry | None) -> tuple[str, int]:
     return ("", 0) if entry is None else (entry.key, entry.order)
 
 
-def merged(replies: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The replies to range requests that overlap, as one."""
-    by_key = {kv["key"]: kv for reply in replies for kv in reply["response_range"].get("kvs", ())}
-    return {"kvs": list(by_key.values())}
+def merged(replies: Iterable[RangeReply]) -> list[KeyValue]:
+    """The keys in the replies to range requests that overlap, each once."""
+    return list({kv.key: kv for reply in replies for kv in reply.kvs}.values())
 
 
-def entries_of(found: dict[str, Any], prefix: str) -> list[Entry]:
-    """The entries in the reply to a range request, in order of arrival. Raises ``Incompatible``."""
-    entries = [_entry(kv, prefix) for kv in found.get("kvs", ())]
+def entries_of(kvs: Iterable[KeyValue], prefix: str) -> list[Entry]:
+    """The entries that were read, in order of arrival. Raises ``Incompatible``."""
+    entries = [_entry(kv, prefix) for kv in kvs]
     entries.sort(key=lambda entry: entry.order)
     return entries
 
 
-def _entry(kv: dict[str, str], prefix: str) -> Entry:
+def _entry(kv: KeyValue, prefix: str) -> Entry:
     try:
-        family, kind, owner = decoded(kv["key"])[len(prefix) :].split("/")
+        family, kind, owner = kv.key[len(prefix) :].split("/")
         mode = Mode.SLOTS if family == "s" else _MODES[family + kind]
         limit = digits(kind) if family == "s" else 0
+        if not owner.isascii():
+            raise ValueError("no key of ours")
     except (ValueError, KeyError):
         raise _foreign(prefix) from None
-    order, changed = int(kv["create_revision"]), int(kv["mod_revision"])
-    lease = kv.get("lease", "0")
-    details = partial(_details, kv, changed if mode is Mode.SLOTS else order, prefix)
-    return Entry(kv["key"], owner, order, changed, lease, mode, limit, details)
+    order, changed = kv.create_revision, kv.mod_revision
+    details = partial(_details, kv.value, changed if mode is Mode.SLOTS else order, prefix)
+    return Entry(kv.key, owner, order, changed, kv.lease, mode, limit, details)
 
 
-def _details(kv: dict[str, str], revision: int, prefix: str) -> Details:
+def _details(value: bytes, revision: int, prefix: str) -> Details:
     try:
-        _, weight, state, behind, since, slots, token, label = stored_fields(kv.get("value", ""))
+        _, weight, state, behind, since, slots, token, label = stored_fields(value)
     except ValueError:
         raise _foreign(prefix) from None
     held, given = state == HELD, state != WAITING
     return Details(token or revision, weight, held, given, behind, since, tuple(slots), label)
 
 
-def stored_fields(value: str) -> tuple[int, int, int, int, float, list[int], int, str]:
+def stored_fields(value: bytes) -> tuple[int, int, int, int, float, list[int], int, str]:
     """Reads the fields of an entry, in the order of ``entry_value``. Raises ``ValueError`` for a
     value that no version of this protocol writes. All of an entry is read only here."""
-    fields = stored_json(a2b_base64(value))
+    fields = stored_json(value)
     if not isinstance(fields, list) or len(fields) != _FIELDS:
         raise ValueError("not a list of eight fields")
     version, weight, state, behind, since, slots, token, label = fields
@@ -414,5 +436,5 @@ _FIELDS = 8
 
 def change_behind(key: bytes, old: bytes, new: bytes) -> bytes:
     """Writes how many waiters are behind an entry, if its value is still ``old``."""
-    compare = b'{"key":"%b","target":"VALUE","value":"%b"}' % (key, old)
+    compare = _EQUAL + _VALUE + data(3, key) + data(7, old)
     return txn([compare], [change(key, new)])

@@ -9,27 +9,32 @@ to the lease of its ttl wherever it is found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.claim import Claim, Grant, Mode
 from holdfast.core.contract import Renewal, Runtime, Waiting
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.stores._consensus.sessions import RuntimeLock, Session, whole
-from holdfast.stores.etcd import requests
-from holdfast.stores.etcd.gateway import Gateway, SessionGone
+from holdfast.stores.etcd import messages, requests
+from holdfast.stores.etcd.calls import (
+    GRANT,
+    KEEP_ALIVE,
+    RANGE,
+    REVOKE,
+    TIME_TO_LIVE,
+    TXN,
+    Calls,
+    SessionGone,
+)
+from holdfast.stores.etcd.messages import KeyValue, LeaseReply, RangeReply, TxnReply, damaged
 
 if TYPE_CHECKING:
     from holdfast.stores.etcd.backend import EtcdStore
 
 __all__ = ["UNKNOWN_WAITER", "Leases", "NextWaiter", "Ref", "RenewalBatch", "WaitingEntry"]
 
-GRANT = b"POST /v3/lease/grant"
-KEEP_ALIVE = b"POST /v3/lease/keepalive"
-TIME_TO_LIVE = b"POST /v3/lease/timetolive"
-REVOKE = b"POST /v3/lease/revoke"
-RANGE = b"POST /v3/kv/range"
-TXN = b"POST /v3/kv/txn"
+R = TypeVar("R", RangeReply, TxnReply)
 PARTS_PER_REQUEST = 100
 """etcd allows 128 operations in one transaction."""
 REVOKE_SECONDS = 1.0
@@ -44,12 +49,12 @@ class NextWaiter(NamedTuple):
     release."""
 
     key: str
-    value: str
+    value: bytes
     changed: int
     session: str
 
 
-UNKNOWN_WAITER = NextWaiter("", "", 0, "")
+UNKNOWN_WAITER = NextWaiter("", b"", 0, "")
 """A waiter may rely on a wake-up by the release, but which one is not known."""
 
 
@@ -85,8 +90,8 @@ class WaitingEntry(NamedTuple):
 class Leases:
     """The sessions of the store, as one backend opens them and keeps them alive."""
 
-    def __init__(self, store: EtcdStore, gateway: Gateway, runtime: Runtime) -> None:
-        self.store, self.gateway, self.runtime = store, gateway, runtime
+    def __init__(self, store: EtcdStore, calls: Calls, runtime: Runtime) -> None:
+        self.store, self.calls, self.runtime = store, calls, runtime
         self.sessions = store.sessions
         self._lock = RuntimeLock(runtime)
 
@@ -119,8 +124,9 @@ class Leases:
         ):
             return session
         sent = self.runtime.now()
-        answer = await self.gateway.post(GRANT, b'{"TTL":"%d"}' % whole(ttl), until)
-        return self.sessions.install(Session(answer["ID"], whole(ttl), sent))
+        answer = await self.calls.call(GRANT, messages.grant_lease(whole(ttl)), until)
+        self._check_ttl(answer, whole(ttl))
+        return self.sessions.install(Session(answer.id, whole(ttl), sent))
 
     async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
         """Returns the session with this id if its ttl is longer than ``ttl``, kept alive if needed.
@@ -134,40 +140,51 @@ class Leases:
         """Sends a keep-alive. Returns the time just before it was sent; None if the session has
         ended."""
         sent = self.runtime.now()
-        answer = await self.gateway.post(KEEP_ALIVE, b'{"ID":"%b"}' % session_id.encode(), until)
-        result = answer["result"]
-        if int(result.get("TTL", 0)) <= 0:
+        answer = await self.calls.call(KEEP_ALIVE, messages.lease(session_id), until)
+        if answer.id != session_id:
+            raise damaged(self.store.display, "it is about another lease")
+        if answer.ttl <= 0:
             self.sessions.ended(session_id)
             return None
-        await self._confirm_leader(session_id, result["header"]["raft_term"], until)
+        for session in self.sessions.all():
+            if session.id == session_id:
+                self._check_ttl(answer, session.ttl)
+        await self._confirm_leader(session_id, answer.header.term, until)
         self.sessions.answered(session_id, sent)
         return sent
 
-    async def _confirm_leader(self, session_id: str, term: str, until: float | None) -> None:
+    def _check_ttl(self, answer: LeaseReply, ttl: int) -> None:
+        """Raises ``BackendUnavailable`` for a ttl that is shorter than the one that was requested:
+        etcd may only make it longer."""
+        if answer.ttl < ttl:
+            raise damaged(
+                self.store.display, f"a lease of {answer.ttl} s, where {ttl} s were requested"
+            )
+
+    async def _confirm_leader(self, session_id: str, term: int, until: float | None) -> None:
         """Proves that the node that answered a keep-alive leads a majority. A replaced leader that
         does not know it yet answers keep-alives by itself, but a read needs the other nodes. If the
         read is answered in the same term, every other leader is a later one and gives the session
         its whole ttl again. Raises ``BackendUnavailable`` if the term changed."""
-        body = b'{"key":"%b","keys_only":true}' % self.store.names.guard(session_id)
-        found = await self.gateway.post(RANGE, body, until)
-        if found["header"]["raft_term"] != term:
+        guard = requests.only(self.store.names.guard(session_id)) + requests.KEYS_ONLY
+        found = await self.calls.call(RANGE, guard, until)
+        if found.header.term != term:
             raise BackendUnavailable(f"{self.store.display} has just elected another leader")
 
     async def time_to_live(
         self, session_id: str, until: float | None = None
     ) -> tuple[float, frozenset[str]]:
         """Returns the seconds until etcd ends the lease, and the keys that are bound to it."""
-        body = b'{"ID":"%b","keys":true}' % session_id.encode()
-        answer = await self.gateway.post(TIME_TO_LIVE, body, until)
-        return float(answer.get("TTL", 0)), frozenset(answer.get("keys") or ())
+        answer = await self.calls.call(TIME_TO_LIVE, messages.lease_and_keys(session_id), until)
+        return float(answer.ttl), answer.keys
 
     async def end_all(self) -> None:
         """Revokes all sessions of this client. A session whose revoke is not answered ends by
         itself."""
         for session in self.sessions.all():
             try:
-                body = b'{"ID":"%b"}' % session.id.encode()
-                await self.gateway.post(REVOKE, body, self.runtime.now() + REVOKE_SECONDS)
+                until = self.runtime.now() + REVOKE_SECONDS
+                await self.calls.call(REVOKE, messages.lease(session.id), until)
             except (HoldfastError, SessionGone):
                 continue
         self.sessions.forget()
@@ -221,7 +238,7 @@ class RenewalBatch:
             if since is None:
                 return None
             _, keys = await self._leases.time_to_live(session_id, self._until)
-        except BackendUnavailable as error:
+        except HoldfastError as error:
             return str(error)
         self._counts_from(since)
         return _KeptLease(since, keys)
@@ -251,28 +268,29 @@ class RenewalBatch:
 
     async def _find_missing(self) -> None:
         """Reads the entries of holds that are not on the key list of their session."""
-        parts = [(g, requests.read(Ref(*g.ref).key.encode())) for g in self._missing]
-        for grant, reply in await self._transact(parts):
+        keys = [requests.only(Ref(*grant.ref).key.encode()) for grant in self._missing]
+        parts = [(g, requests.read(key)) for g, key in zip(self._missing, keys, strict=True)]
+        for grant, found in await self._transact(parts, TxnReply.range):
             try:
-                await self._find(grant, reply)
-            except BackendUnavailable as error:  # also a damaged reply: the others still count
+                await self._find(grant, found)
+            except HoldfastError as error:  # a refusal, or a damaged reply: the others still count
                 self._unknown[grant.claim.owner] = str(error)
 
-    async def _find(self, grant: Grant, reply: dict[str, Any]) -> None:
-        kvs = reply["response_range"].get("kvs")
-        if not kvs or int(kvs[0]["create_revision"]) != Ref(*grant.ref).order:
+    async def _find(self, grant: Grant, found: RangeReply) -> None:
+        kv = found.kvs[0] if found.kvs else None
+        if kv is None or kv.create_revision != Ref(*grant.ref).order:
             self._lose(grant.claim, await self._loss_reason(grant))
             return
-        if not self._shorten and await self._stays(kvs[0].get("lease", ""), grant.claim.ttl):
+        if not self._shorten and await self._stays(kv.lease, grant.claim.ttl):
             self._renewed(grant)
             return
         session = await self._leases.session(grant.claim.ttl, self._until)
         self._counts_from(session.since)
-        if kvs[0].get("lease") == session.id:
+        if kv.lease == session.id:
             self._renewed(grant)
             return
         try:
-            self._to_move.append((grant, _move_request(grant, session, kvs[0])))
+            self._to_move.append((grant, _move_request(grant, session, kv)))
         except ValueError:
             self._lose(grant.claim, OVERWRITTEN)
 
@@ -293,7 +311,7 @@ class RenewalBatch:
 
     async def _move_to_leases(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
-        for grant, reply in await self._transact(self._to_move):
+        for grant, reply in await self._transact(self._to_move, TxnReply.nested):
             if self._applied(grant, reply):
                 self._renewed(grant)
 
@@ -301,36 +319,31 @@ class RenewalBatch:
         """Writes into the entries of direct grants that they are held."""
         store = self._leases.store
         parts = [(grant, self._confirm_request(grant)) for grant in self._to_confirm]
-        for grant, reply in await self._transact(parts):
+        for grant, reply in await self._transact(parts, TxnReply.nested):
             if self._applied(grant, reply):
                 store.waiting.pop(grant.claim.owner, None)
                 store.direct_grants.discard(grant.claim.owner)
 
-    def _applied(self, grant: Grant, reply: dict[str, Any]) -> bool:
-        """True if a change of the hold's entry was applied; else the hold is lost, or its outcome
-        is unknown."""
-        try:
-            applied = bool(reply["response_txn"].get("succeeded"))
-        except BackendUnavailable as error:
-            self._unknown[grant.claim.owner] = str(error)
-            return False
-        if not applied:
+    def _applied(self, grant: Grant, reply: TxnReply) -> bool:
+        """True if a change of the hold's entry was applied; else the hold is lost."""
+        if not reply.succeeded:
             self._lose(grant.claim, BROKEN)
-        return applied
+        return reply.succeeded
 
     async def _transact(
-        self, asked: Sequence[tuple[Grant, bytes]]
-    ) -> list[tuple[Grant, dict[str, Any]]]:
-        """Sends all requests in as few transactions as etcd allows. Returns the replies; holds
-        without a reply are added to the unknown ones."""
-        answered: list[tuple[Grant, dict[str, Any]]] = []
+        self, asked: Sequence[tuple[Grant, bytes]], part: Callable[[TxnReply, int], R]
+    ) -> list[tuple[Grant, R]]:
+        """Sends all requests in as few transactions as etcd allows. Returns their replies, each
+        read by ``part``; holds without a reply that can be read are added to the unknown ones."""
+        answered: list[tuple[Grant, R]] = []
         for start in range(0, len(asked), PARTS_PER_REQUEST):
             grants, parts = zip(*asked[start : start + PARTS_PER_REQUEST], strict=True)
             try:
                 body = requests.txn([], parts)
-                answer = await self._leases.gateway.post(TXN, body, self._until)
-                replies = answer["responses"].exactly(len(grants))
-            except (BackendUnavailable, SessionGone) as error:
+                answer = await self._leases.calls.call(TXN, body, self._until)
+                answer.exactly(len(grants))
+                replies = [part(answer, number) for number in range(len(grants))]
+            except (HoldfastError, SessionGone) as error:
                 cause = str(error) or "a new lease ended at once"
                 self._unknown |= {grant.claim.owner: cause for grant in grants}
                 continue
@@ -365,22 +378,20 @@ class RenewalBatch:
             new = requests.entry_value(claim, entry.since, held=False, behind=waiting.behind)
             body = requests.change_behind(key, entry.value, new)
             try:
-                await self._leases.gateway.post(TXN, body, self._until)
-            except BackendUnavailable:
+                await self._leases.calls.call(TXN, body, self._until)
+            except (HoldfastError, SessionGone):
                 return  # the next refresh writes it
             if store.waiting.get(claim.owner) is entry:  # not granted or abandoned since
                 store.waiting[claim.owner] = entry._replace(behind=waiting.behind, value=new)
 
 
-def _move_request(grant: Grant, session: Session, kv: dict[str, str]) -> bytes:
+def _move_request(grant: Grant, session: Session, kv: KeyValue) -> bytes:
     """Binds a hold to another session. An entry of slots then has to store its token, which was the
     revision of its last write until now."""
     ref = Ref(*grant.ref)
     key = ref.key.encode()
     if grant.claim.mode is Mode.SLOTS:
-        moved = requests.put(
-            key, requests.value_with_token(kv.get("value", ""), grant.token), session.id
-        )
+        moved = requests.put(key, requests.value_with_token(kv.value, grant.token), session.id)
     else:
         moved = requests.bind(key, session.id)
     return requests.nested([ref.exists()], [moved])

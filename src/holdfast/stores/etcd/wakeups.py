@@ -1,8 +1,7 @@
 """How waiters of ``etcd://`` wait: for a wake-up by a release, or by a watch of the entry ahead.
 
-All watches of a backend share one WebSocket. Without WebSockets each watch has an HTTP stream of
-its own. That is so where etcd requires a password, because its gateway does not pass credentials
-on from a WebSocket, and behind proxies without WebSocket support.
+All watches of a backend share one call, on a connection of its own. If etcd refuses a watch,
+because the token of the call is too old, the call is ended, and the next watch opens another one.
 
 A waiter behind another waiter is woken by that waiter's release (see ``backend``). It watches the
 entry ahead itself only if the wake-up takes longer than ``WAKEUP_TRUST_SECONDS``. So a queue with
@@ -16,50 +15,57 @@ key, the subscription, stays.
 
 from __future__ import annotations
 
-import json
+import os
+import socket
 import threading
-from base64 import b64decode
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.claim import Busy, Claim, Mode
 from holdfast.core.backoff import QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.core.ordered import AbsentWaiters
 from holdfast.errors import BackendUnavailable
+from holdfast.io.blocking import WORLD, wait_for
 from holdfast.io.clock import now
-from holdfast.io.http import Servers
-from holdfast.io.long_poll import LongPoll, LongPolls
-from holdfast.io.wakeups import EVERYBODY, BlockingWakeupHub
-from holdfast.stores.etcd import requests
-from holdfast.stores.etcd.gateway import Gateway
-from holdfast.stores.etcd.session import RANGE
-from holdfast.stores.etcd.websocket import BlockingWebSocket, NoWebSocket, open_blocking
+from holdfast.io.connection import READ, WRITE, Broken, Stream
+from holdfast.io.http2 import Http2
+from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
+from holdfast.stores._consensus.sessions import RuntimeLock
+from holdfast.stores.etcd import messages, requests
+from holdfast.stores.etcd.calls import (
+    RANGE,
+    WATCH,
+    Calls,
+    Endpoint,
+    framed,
+    refusal_text,
+    unframed,
+)
+from holdfast.stores.etcd.messages import Damaged, WatchReply, shown
 
 if TYPE_CHECKING:
     from holdfast.stores.etcd.backend import EtcdStore
 
-__all__ = ["PATH", "BlockingWatches", "StreamWatches", "Waits", "Watch", "WatchTable", "Watches"]
+__all__ = ["Waits", "Watch", "WatchConnection", "WatchTable", "Watches"]
 
-PATH = "/v3/watch"
-WATCH = b"POST /v3/watch"
+T = TypeVar("T")
+
 WAKEUP_TRUST_SECONDS = 0.5
 """How long a waiter relies on the wake-up by a release before it watches the entry ahead."""
 CANCEL_SECONDS = 1.0
 """How long sending the end of a watch may take."""
-MOST_UNREAD_BYTES = 16 * 2**20
-"""Size limit of one JSON text in a stream."""
 
 
 class Waits:
     """The waits of one backend."""
 
     def __init__(
-        self, store: EtcdStore, gateway: Gateway, runtime: Runtime, absent: AbsentWaiters
+        self, store: EtcdStore, calls: Calls, runtime: Runtime, absent: AbsentWaiters
     ) -> None:
-        self.store, self.gateway, self.runtime = store, gateway, runtime
+        self.store, self.calls, self.runtime = store, calls, runtime
         self._absent = absent
-        self.watches = _watches(store, runtime)
+        self.watches = Watches(store.endpoint, runtime)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> bool:
         """Waits until another attempt is worth it or the time is over. Returns True if a release
@@ -81,7 +87,8 @@ class Waits:
     ) -> None:
         """Watches the entry ahead, or all keys of the name if no single entry is ahead."""
         target, _ = ahead
-        keys = self.store.names.of(claim.name).all.decode() if not target else f'"key":"{target}"'
+        one = requests.only(requests.encoded(target))
+        keys = one if target else self.store.names.of(claim.name).all
         owner, quiet = self.store.key_pool.of(claim), claim.mode is not Mode.SLOTS
         try:
             watch = await self.start_watch(owner, keys, ends_only, until, quiet_writes=quiet)
@@ -89,17 +96,16 @@ class Waits:
                 return
             try:
                 written = 0 if ends_only else revision
-                if watch.start_revision > revision and await self._changed(claim, ahead, written):
+                if (watch.start_revision or 0) > revision and await self._changed(
+                    claim, ahead, written
+                ):
                     return
                 await self.wait_for_event(watch, until)
             finally:
                 if watch.written is not None:
                     self._absent.note(target, *watch.written)
                 await self.watches.end(watch)
-        except BackendUnavailable as error:
-            if isinstance(error.__cause__, NoWebSocket):
-                unusable, self.watches = self.watches, _streams(self.store, self.runtime)
-                unusable.close()
+        except BackendUnavailable:
             await self.pause(until)
 
     async def _woken_by_release(
@@ -127,7 +133,7 @@ class Waits:
     async def _subscribe(self, session: str, now: float, until: float) -> Watch | None:
         """Opens the subscription of a session; None if that fails. Ends those of past sessions."""
         live = [each.id for each in self.store.sessions.all()]
-        keys = f'"key":"{self.store.names.wakeup_key(session).decode()}"'
+        keys = requests.only(self.store.names.wakeup_key(session))
         limit = min(until, now + self.store.settings.request_seconds)
         try:
             return await self.watches.subscribe(session, keys, live, limit)
@@ -135,11 +141,12 @@ class Waits:
             return None
 
     async def start_watch(
-        self, owner: str, keys: str, ends_only: bool, until: float, *, quiet_writes: bool = False
-    ) -> Any:
+        self, owner: str, keys: bytes, ends_only: bool, until: float, *, quiet_writes: bool = False
+    ) -> Watch | None:
         """Returns a watch that etcd has confirmed; None if it ended, fired or was not confirmed in
         time. The caller must end the watch. ``quiet_writes``: a write is noted and wakes nobody."""
         limit = min(until, self.runtime.now() + self.store.settings.request_seconds)
+        await self.calls.signed_in(limit)
         watch = await self.watches.begin(owner, keys, ends_only, limit)
         watch.quiet_writes = quiet_writes
         try:
@@ -156,7 +163,7 @@ class Waits:
             await self.pause(until)
         return None
 
-    async def wait_for_event(self, watch: Any, until: float) -> None:
+    async def wait_for_event(self, watch: Watch, until: float) -> None:
         """Returns when the watch has an event or is broken, at a nudge, or at ``until``."""
         await self.watches.woken(watch.owner, until)
         if watch.broken:
@@ -168,17 +175,17 @@ class Waits:
         the write is noted."""
         keys, (target, order) = self.store.names.of(claim.name), ahead
         if target:  # one entry decides: read only that one
-            body = b'{"key":"%b","keys_only":true}' % target.encode()
-            found = (await self.gateway.post(RANGE, body)).get("kvs")
-            if not found or int(found[0]["create_revision"]) != order:
+            body = requests.only(requests.encoded(target)) + requests.KEYS_ONLY
+            kvs = (await self.calls.call(RANGE, body)).kvs
+            if not kvs or kvs[0].create_revision != order:
                 return True
-            written = int(found[0]["mod_revision"])
+            written = kvs[0].mod_revision
             if not 0 < written_after < written:
                 return False
             self._absent.note(target, written, self.runtime.now())
             return claim.mode is Mode.SLOTS
-        found = await self.gateway.post(RANGE, b"{%b}" % keys.all)
-        verdict = self.store.judge(claim, requests.entries_of(found, keys.prefix))
+        found = await self.calls.call(RANGE, keys.all)
+        verdict = self.store.judge(claim, requests.entries_of(found.kvs, keys.prefix))
         return verdict.fits or verdict.own is None or requests.identity_of(verdict.front) != ahead
 
     async def pause(self, until: float) -> None:
@@ -187,26 +194,6 @@ class Waits:
         await self.runtime.sleep(
             max(0.0, min(until - now, self.runtime.between(*QUERY_RETRY_SECONDS)))
         )
-
-
-def _streams(store: EtcdStore, runtime: Runtime) -> Watches:
-    if runtime.blocking:
-        from holdfast.io.long_poll import BlockingLongPolls
-
-        return StreamWatches(BlockingLongPolls(store.servers))
-    from holdfast.io.long_poll_aio import AsyncLongPolls
-
-    return StreamWatches(AsyncLongPolls(store.servers))
-
-
-def _watches(store: EtcdStore, runtime: Runtime) -> Watches:
-    if store.credentials.user:
-        return _streams(store, runtime)
-    if runtime.blocking:
-        return BlockingWatches(store.servers)
-    from holdfast.stores.etcd.aio import AsyncWatches
-
-    return AsyncWatches(store.servers)
 
 
 class Watch:
@@ -233,18 +220,17 @@ class Watch:
         self.written: tuple[int, float] | None = None
         """The revision of the last write that was noted, and when its event was read."""
 
-    def update(self, result: dict[str, Any]) -> bool:
+    def update(self, message: WatchReply) -> bool:
         """Applies one message of etcd about this watch. False if it only notes a write."""
-        if result.get("canceled"):  # compaction, or no permission
+        if message.canceled:  # compaction
             self.broken = True
-        elif result.get("created"):
-            self.start_revision = int(result["header"]["revision"])
-        events = result.get("events")
-        if not events:
+        elif message.created:
+            self.start_revision = message.revision
+        if not message.events:
             return True
-        if self.quiet_writes and not any("type" in event for event in events):
-            self.written = int(events[-1]["kv"]["mod_revision"]), now()
-            return bool(result.get("canceled") or result.get("created"))
+        if self.quiet_writes and not any(event.deleted for event in message.events):
+            self.written = message.events[-1].kv.mod_revision, now()
+            return message.canceled or message.created
         self.fired = True
         return True
 
@@ -258,59 +244,63 @@ class WatchTable:
         self._subscriptions: dict[str, Watch] = {}
         """By session: watches of wake-up keys, whose events name the claim to wake."""
 
-    def create(self, owner: str, keys: str, ends_only: bool) -> tuple[Watch, str]:
-        """Returns a new watch and the request that starts it. ``keys`` is the JSON of a key or
-        range."""
+    def create(self, owner: str, keys: bytes, ends_only: bool) -> tuple[Watch, bytes]:
+        """Returns a new watch and the request that starts it. ``keys`` is a key or a range."""
         self._next += 1
         watch = self._watches[self._next] = Watch(self._next, owner)
-        filters = ',"filters":["NOPUT"]' if ends_only else ""
-        return watch, f'{{"create_request":{{{keys},"watch_id":"{watch.number}"{filters}}}}}'
+        return watch, messages.create_watch(keys, watch.number, ends_only=ends_only)
 
     def subscribed(self, session: str) -> Watch | None:
         """Returns the subscription of a session; None if there is none or it is broken."""
         subscription = self._subscriptions.get(session)
         return None if subscription is None or subscription.broken else subscription
 
-    def subscribe(self, session: str, keys: str, live: Collection[str]) -> tuple[Watch, list[str]]:
+    def subscribe(
+        self, session: str, keys: bytes, live: Collection[str]
+    ) -> tuple[Watch, list[bytes]]:
         """Returns the subscription of a session, and the requests to send if it is new: they end
         the subscriptions of sessions that are not in ``live``."""
         known = self.subscribed(session)
         if known is not None:
             return known, []
         ended = [old for old in self._subscriptions if old not in live]
-        requests = [self.cancel(self._subscriptions.pop(old)) for old in ended]
+        ends = [self.cancel(self._subscriptions.pop(old)) for old in ended]
         watch, request = self.create(EVERYBODY, keys, ends_only=False)
         self._subscriptions[session] = watch
-        return watch, [*filter(None, requests), request]
+        return watch, [*filter(None, ends), request]
 
-    def cancel(self, watch: Watch) -> str:
-        """Returns the request that ends a watch; "" if the watch is of another connection, where
-        its number may be another watch's."""
+    def cancel(self, watch: Watch) -> bytes:
+        """Returns the request that ends a watch; nothing if the watch is of another connection,
+        where its number may be another watch's."""
         if self._watches.get(watch.number) is not watch:
-            return ""
+            return b""
         self._watches.pop(watch.number, None)
-        return f'{{"cancel_request":{{"watch_id":"{watch.number}"}}}}'
+        return messages.cancel_watch(watch.number)
 
-    def received(self, message: str) -> list[str]:
-        """Applies a message; returns the owners to wake. Raises ``OSError`` if it is not etcd's."""
+    def received(self, data: bytes) -> list[str]:
+        """Applies a message; returns the owners to wake. Raises ``OSError`` if it is not etcd's, or
+        refuses a watch."""
         try:
-            return self._received(json.loads(message))
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-            raise ConnectionResetError(0, "a message that is not etcd's") from None
+            message = messages.watch_reply(data)
+            if message.created and message.canceled:
+                raise Broken(f"etcd refused a watch: {message.reason}")
+            return self._apply(message)
+        except (Damaged, UnicodeDecodeError) as error:
+            raise Broken(f"a message that is not etcd's: {error}") from None
 
-    def _received(self, answer: dict[str, Any]) -> list[str]:
-        result = answer.get("result") or {}
-        watch = self._watches.get(int(result.get("watch_id", 0)))
+    def _apply(self, message: WatchReply) -> list[str]:
+        watch = self._watches.get(message.watch_id)
         if watch is None:
             return []
-        wakes = watch.update(result)
+        wakes = watch.update(message)
         if watch.broken:
             self._watches.pop(watch.number, None)
         if watch.owner != EVERYBODY:
             return [watch.owner] if wakes else []
         if watch.broken:
             return [EVERYBODY]
-        return [_woken_id(event) for event in result.get("events", ()) if "type" not in event]
+        # A write to a wake-up key names the key id of the waiter to wake.
+        return [event.kv.value.decode() for event in message.events if not event.deleted]
 
     def fail_all(self) -> list[str]:
         """The connection is over: marks all watches as broken and returns their owners."""
@@ -320,250 +310,304 @@ class WatchTable:
         return [watch.owner for watch in watches]
 
 
-def _woken_id(event: dict[str, Any]) -> str:
-    """The key id in a write to a wake-up key."""
-    return b64decode(event["kv"]["value"]).decode()
+class WatchConnection(Stream):
+    """The connection of one Watch call, which lasts as long as it does. ``send`` takes a message;
+    messages that were received go to ``on_push``."""
+
+    def __init__(self, sock: socket.socket, block: bytes) -> None:
+        super().__init__(sock)
+        self._http2 = Http2()
+        self._call = self._http2.request(block, b"", end=False)
+        self._rest = bytearray()
+        super().send(self._http2.take())
+
+    def send(self, request: bytes) -> None:
+        self._http2.send(self._call, framed(request))
+        super().send(self._http2.take(self.unsent))
+
+    def feed(self, data: bytes) -> None:
+        self._http2.feed(data)
+        if more := self._http2.take(self.unsent):
+            super().send(more)
+        self._rest += self._call.take()
+        for message in unframed(self._rest):
+            if self.on_push is not None:
+                self.on_push(message)
+        if self._call.ended:
+            why = shown(refusal_text(self._call.trailers or {}))
+            raise Broken(f"etcd ended the watches: {why}")
 
 
-class Watches(Protocol):
-    """What ``Waits`` needs of watches, blocking or asyncio, over a WebSocket or streams."""
+class WatchSource:
+    """One Watch call and the watches on it. For threads, it is what a wake-up hub reads.
 
-    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
+    Any thread may send. An exception in the middle of a step, such as an interrupt, leaves
+    ``_busy`` set: the connection can't be used any more.
+    """
+
+    def __init__(self, connection: WatchConnection, host: int) -> None:
+        self.connection, self.host = connection, host
+        self.table = WatchTable()
+        self.over = False
+        self._owners: list[str] = []
+        connection.on_push = self._received
+        # Re-entrant: a signal handler may use it while its own thread runs code in here.
+        self._mutex = threading.RLock()
+        self._busy = False
+        self._process = os.getpid()
+        self.stop: Callable[[], None] = lambda: None
+        """Ends the loop's watch of the descriptor."""
+
+    def _received(self, message: bytes) -> None:
+        self._owners += self.table.received(message)
+
+    def send(self, request: bytes) -> None:
+        """Sends a request, or its beginning. Raises ``OSError``."""
+        with self._mutex:
+            self._begin()
+            self.connection.send(request)
+            self._busy = False
+
+    def flush(self) -> bool:
+        """Sends more of it; true when nothing is left."""
+        with self._mutex:
+            self._begin()
+            done = self.connection.flush()
+            self._busy = False
+        return done
+
+    def flush_by(self, until: float) -> None:
+        """Waits until all of it was sent. Raises ``TimeoutError`` at ``until``."""
+        while self.connection.unsent and not self.flush():
+            if not wait_for({self.connection.fd: WRITE}, until):
+                raise TimeoutError
+
+    def read(self) -> list[str]:
+        """Reads what is there; returns the owners to wake. Raises ``OSError``."""
+        with self._mutex:
+            self._begin()
+            self.connection.collect()
+            if self.connection.unsent:
+                self.connection.flush()
+            owners, self._owners = self._owners, []
+            self._busy = False
+        return owners
+
+    def _begin(self) -> None:
+        if self._busy or self.over:
+            raise Broken("the connection was interrupted, or is closed", closed=True)
+        self._busy = True
+
+    def fileno(self) -> int:
+        return self.connection.fd
+
+    def close(self) -> None:
+        """Closes the connection, from any thread; in a forked child, only lets it go."""
+        if self.over:
+            return
+        self.over = True
+        if self._process != os.getpid():
+            self.connection.forget(keep_number=True)
+            return
+        with self._mutex:  # not while another thread reads
+            self.stop()
+            self.connection.close()
+
+
+class Watches:
+    """The watches of one backend, for threads or for the tasks of an event loop.
+
+    Threads: one of those that wait reads for all (see ``io.wakeups``). Tasks: the loop reads.
+    """
+
+    def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
+        self._endpoint, self._runtime = endpoint, runtime
+        self._hub: Any = BlockingWakeupHub() if runtime.blocking else AsyncWakeupHub()
+        self._lock = RuntimeLock(runtime)
+        self._source: WatchSource | None = None
+        self._closed = False
+
+    async def begin(self, owner: str, keys: bytes, ends_only: bool, until: float) -> Watch:
         """Requests a watch. Raises ``BackendUnavailable``."""
-        ...
+        source, (watch, request) = await self._prepare(
+            until, lambda table: table.create(owner, keys, ends_only)
+        )
+        self._send(source, request, until)
+        return watch
 
     def subscribed(self, session: str) -> Watch | None:
         """Returns the subscription of a session, if there is one. It wakes the owners that events
         name."""
-        ...
+        source = self._source
+        if source is None or not self._is_usable(source):
+            return None
+        return source.table.subscribed(session)
 
     async def subscribe(
-        self, session: str, keys: str, live: Collection[str], until: float
-    ) -> Watch | None:
-        """Returns the subscription of a session; opens it if needed. None if that fails."""
-        ...
+        self, session: str, keys: bytes, live: Collection[str], until: float
+    ) -> Watch:
+        """Returns the subscription of a session; opens it if needed. Raises
+        ``BackendUnavailable``."""
+        source, (watch, wanted) = await self._prepare(
+            until, lambda table: table.subscribe(session, keys, live)
+        )
+        for request in wanted:
+            self._send(source, request, until)
+        return watch
+
+    def _is_usable(self, source: WatchSource) -> bool:
+        """False if the connection is over, or requests have left its host since: a node without a
+        leader confirms watches and never reports an event."""
+        return not source.over and source.host == self._endpoint.hosts.current
+
+    async def _prepare(
+        self, until: float, step: Callable[[WatchTable], T]
+    ) -> tuple[WatchSource, T]:
+        """Opens a connection if needed, and adds to the table of its watches."""
+        try:
+            async with self._lock.hold(until):  # one of many new waiters opens it for all
+                source = self._source
+                if source is None or not self._is_usable(source):
+                    self._drop(source)
+                    source = await self._open(until)
+                return source, step(source.table)
+        except TimeoutError:
+            hosts = self._endpoint.hosts
+            raise BackendUnavailable(f"{hosts.display}: no watch could be opened in time") from None
+
+    async def _open(self, until: float) -> WatchSource:
+        endpoint = self._endpoint
+        if self._closed:
+            raise endpoint.hosts.closed()
+        if self._runtime.blocking:
+            world: Any = WORLD
+        else:
+            from holdfast.io import aio
+
+            world = aio.WORLD
+        sock, host = await endpoint.connect(world, until)
+        try:
+            source = WatchSource(WatchConnection(sock, endpoint.block(host, WATCH)), host)
+        except BaseException:
+            sock.close()
+            raise
+        self._attach(source)
+        return source
+
+    def _attach(self, source: WatchSource) -> None:
+        if self._runtime.blocking:
+            self._hub.attach(source)  # first: a source without a reader looks lost
+        else:
+            self._read_on_loop(source)
+        self._source = source
+        if self._closed:
+            self.close()
+            raise self._endpoint.hosts.closed()
+
+    def _read_on_loop(self, source: WatchSource) -> None:
+        import asyncio
+
+        from holdfast.io import aio
+
+        loop, number = asyncio.get_running_loop(), source.fileno()
+        source.stop = lambda: aio.unwatch(loop, number)
+        aio.watch(loop, number, READ, self._readable, source)
+        aio.close_with_loop(source)
+
+    def _readable(self, source: WatchSource) -> None:
+        try:
+            for owner in source.read():
+                self._wake(owner)
+            self._write_rest(source)
+        except OSError:
+            self._drop(source)
+
+    def _write_rest(self, source: WatchSource) -> None:
+        """On an event loop: sends what did not fit at once, as soon as there is room."""
+        import asyncio
+
+        loop, number = asyncio.get_running_loop(), source.fileno()
+        if source.connection.unsent and not source.flush():
+            loop.add_writer(number, self._readable, source)
+        else:
+            loop.remove_writer(number)
+
+    def _wake(self, owner: str) -> None:
+        if owner == EVERYBODY and not self._runtime.blocking:
+            self._hub.wake_all()
+        else:
+            self._hub.wake(owner)
+
+    def _drop(self, source: WatchSource | None) -> None:
+        """Gives up a connection that is over or no longer used, and wakes every waiter on it:
+        nothing else does."""
+        if source is None:
+            return
+        if self._source is source:
+            self._source = None
+        source.close()
+        for owner in source.table.fail_all():
+            self._wake(owner)
+
+    def _send(self, source: WatchSource, request: bytes, until: float) -> None:
+        try:
+            source.send(request)
+            if self._runtime.blocking:
+                source.flush_by(until)
+            elif source.connection.unsent:
+                self._write_rest(source)
+        except OSError as error:
+            self._drop(source)
+            display = self._endpoint.hosts.display
+            raise BackendUnavailable(f"{display}: {WATCH.decode()}: {error}") from error
 
     async def woken(self, owner: str, until: float) -> bool:
         """True if the owner's watch changed, or the owner was woken or nudged, before ``until``."""
-        ...
+        if not self._runtime.blocking:
+            woken: bool = await self._hub.wait(owner, until)
+            return woken
+        try:
+            return bool(self._hub.wait(owner, until))
+        except (OSError, BackendUnavailable):
+            # The hub raises the error in one thread only, and has closed the source. Another thread
+            # may have opened a new one by now.
+            if self._source is not None and self._source.over:
+                self._drop(self._source)
+            return True
 
-    async def end(self, watch: Watch) -> None: ...
+    async def end(self, watch: Watch) -> None:
+        source = self._source
+        request = b"" if source is None or watch.broken else source.table.cancel(watch)
+        if source is not None and request:
+            try:
+                self._send(source, request, now() + CANCEL_SECONDS)
+            except BackendUnavailable:
+                return  # it has ended with its connection
 
     def reset_connection(self) -> None:
         """Ends a connection on which no reply came in time; the next watch opens a new one."""
-        ...
-
-    def nudge(self, owner: str) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class BlockingWatches:
-    """Watches for threads. The WebSocket is the subscription of their wake-up hub."""
-
-    def __init__(self, servers: Servers) -> None:
-        self._servers = servers
-        self._hub = BlockingWakeupHub()
-        self._lock = threading.Lock()
-        self._connection: _WatchConnection | None = None
-        self._closed = False
-
-    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
-        with self._lock:
-            connection = self._open(until)
-            watch, request = connection.table.create(owner, keys, ends_only)
-        self._send(connection, request, until)
-        return watch
-
-    def subscribed(self, session: str) -> Watch | None:
-        connection = self._connection
-        if connection is None or not self._usable(connection):
-            return None
-        return connection.table.subscribed(session)
-
-    def _usable(self, connection: _WatchConnection) -> bool:
-        """False if the connection is over, or requests have left its host since: a node without a
-        leader confirms watches and never reports an event."""
-        attached = self._hub.subscription is connection
-        return attached and connection.web.host == self._servers.current
-
-    async def subscribe(
-        self, session: str, keys: str, live: Collection[str], until: float
-    ) -> Watch:
-        with self._lock:
-            connection = self._open(until)
-            watch, requests = connection.table.subscribe(session, keys, live)
-        for request in requests:
-            self._send(connection, request, until)
-        return watch
-
-    def _open(self, until: float) -> _WatchConnection:
-        if self._closed:
-            raise self._servers.closed()
-        connection = self._connection
-        if connection is None or not self._usable(connection):
-            self._drop()
-            connection = self._connection = _WatchConnection(
-                open_blocking(self._servers, PATH, until)
-            )
-            self._hub.attach(connection)
-        return connection
-
-    def _drop(self) -> None:
-        """Gives up a connection that is over or no longer used. Call with ``_lock`` held: waiters
-        on this connection must be woken before another one is opened, since nothing wakes them
-        after that."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._wake_watches_of(connection)
-
-    def _wake_watches_of(self, connection: _WatchConnection) -> None:
-        """Wakes every waiter on a connection that is over."""
-        for owner in connection.table.fail_all():
-            self._hub.wake(owner)
-
-    def _send(self, connection: _WatchConnection, request: str, until: float) -> None:
-        try:
-            connection.web.send(request, until)
-        except OSError as error:
-            self._failed(connection)
-            raise BackendUnavailable(f"{self._servers.display}: {PATH}: {error}") from error
-
-    async def woken(self, owner: str, until: float) -> bool:
-        try:
-            return self._hub.wait(owner, until)
-        except (OSError, BackendUnavailable):
-            # The hub raises the error in one thread only. The other threads' watches ended with
-            # the same connection, and another thread may have opened a new one by now.
-            if self._connection is not None and self._hub.subscription is not self._connection:
-                with self._lock:
-                    if self._hub.subscription is not self._connection:
-                        self._drop()
-            return True
-
-    def _failed(self, connection: _WatchConnection) -> None:
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-        self._wake_watches_of(connection)
-
-    async def end(self, watch: Watch) -> None:
-        connection = self._connection
-        request = "" if connection is None or watch.broken else connection.table.cancel(watch)
-        if connection is None or not request:
-            return
-        try:
-            connection.web.send(request, now() + CANCEL_SECONDS)
-        except OSError:
-            self._failed(connection)
-
-    def reset_connection(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            connection.web.shut_down()  # the listening thread reads the end of the connection
+        self._drop(self._source)
 
     def nudge(self, owner: str) -> None:
         self._hub.wake(owner)
 
     def forget(self) -> None:
-        connection, self._connection = self._connection, None
-        hub, self._hub = self._hub, BlockingWakeupHub()
-        self._lock = threading.Lock()
-        hub.discard()  # not ``close``: a thread of the parent may hold its mutex forever
-        if connection is not None:
-            connection.close()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._connection = None
-        self._hub.close()
-
-
-class _WatchConnection:
-    """One WebSocket and the watches on it, as a subscription of the wake-up hub."""
-
-    def __init__(self, web: BlockingWebSocket) -> None:
-        self.web, self.table = web, WatchTable()
-
-    def fileno(self) -> int:
-        return self.web.fileno()
-
-    def read(self) -> list[str]:
-        return [owner for message in self.web.messages() for owner in self.table.received(message)]
-
-    def close(self) -> None:
-        self.web.close()
-
-
-class StreamWatches:
-    """One HTTP stream per watch, as many as the connection limit allows; further watches are broken
-    from the start, so that their waiters poll."""
-
-    def __init__(self, listening: LongPolls) -> None:
-        self._listening = listening
-        self._streams: dict[str, tuple[Watch, LongPoll, bytearray]] = {}
-
-    async def begin(self, owner: str, keys: str, ends_only: bool, until: float) -> Watch:
-        watch = Watch(0, owner)
-        filters = ',"filters":["NOPUT"]' if ends_only else ""
-        body = f'{{"create_request":{{{keys}{filters}}}}}'.encode()
-        call = await self._listening.begin(owner, WATCH, body, until, stream=True)
-        if call is None:
-            watch.broken = True
+        source, self._source = self._source, None
+        hub, self._lock = self._hub, RuntimeLock(self._runtime)
+        if self._runtime.blocking:
+            self._hub = BlockingWakeupHub()
+            hub.discard()  # not ``close``: a thread of the parent may hold its mutex forever
         else:
-            self._streams[owner] = watch, call, bytearray()
-        return watch
-
-    def subscribed(self, session: str) -> Watch | None:
-        return None
-
-    async def subscribe(
-        self, session: str, keys: str, live: Collection[str], until: float
-    ) -> Watch | None:
-        """Always None: a subscription would occupy a stream for good."""
-        return None
-
-    async def woken(self, owner: str, until: float) -> bool:
-        stream = self._streams.get(owner)
-        if stream is None:
-            return True
-        woken = await self._listening.woken(owner, until)
-        _read_stream(*stream)
-        return woken
-
-    async def end(self, watch: Watch) -> None:
-        stream = self._streams.pop(watch.owner, None)
-        if stream is not None:
-            self._listening.end(stream[1])
-
-    def reset_connection(self) -> None:
-        """Nothing to do: a stream's connection ends with the stream."""
-
-    def nudge(self, owner: str) -> None:
-        self._listening.nudge(owner)
-
-    def forget(self) -> None:
-        self._streams.clear()
-        self._listening.forget()
+            self._hub = AsyncWakeupHub()
+        if source is not None:
+            source.close()
 
     def close(self) -> None:
-        self._listening.close()
-
-
-def _read_stream(watch: Watch, call: LongPoll, rest: bytearray) -> None:
-    """Reads what has arrived on a stream: one JSON text per line."""
-    pieces, call.pieces = call.pieces, []
-    rest += b"".join(pieces)
-    *lines, tail = rest.split(b"\n")
-    rest[:] = tail
-    try:
-        for line in lines:
-            if line:
-                watch.update(json.loads(line).get("result") or {"canceled": True})
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        watch.broken = True  # the peer is not etcd
-    if call.broken or call.reply is not None or len(rest) > MOST_UNREAD_BYTES:
-        watch.broken = True
+        self._closed = True
+        source, self._source = self._source, None
+        if self._runtime.blocking:
+            self._hub.close()
+        else:
+            self._hub.wake_all()
+        if source is not None:
+            source.close()

@@ -126,7 +126,7 @@ class MySqlLeaseBackend:
             state = answer
 
         def decide(state: RowState) -> Grant | Busy:
-            return state.attempt(claim, join, subscription)
+            return _attempt(state, claim, join, subscription)
 
         result = await self._change(claim.name, decide, claim.owner, until, state=state)
         if join and claim.mode is Mode.EXCLUSIVE and isinstance(result, Busy):
@@ -234,10 +234,11 @@ class MySqlLeaseBackend:
                 return True, Grant(claim, granted.insert_id)
 
         def decide(state: RowState) -> tuple[bool, Grant | Busy]:
-            ours = state.release(grant.claim.owner)
+            owner, now = grant.claim.owner, state.now
+            ours, answer = state.exchange(owner, claim, now, wall=now)
             # The subscription as it is now: the waiter itself may have stored it in its entry
             # while this request was under way.
-            return ours, state.attempt(claim, True, self.wakeups.subscription)
+            return ours, _subscribed(state, claim, answer, self.wakeups.subscription)
 
         ours, result = await self._change(claim.name, decide, claim.owner)
         if claim.mode is Mode.EXCLUSIVE and isinstance(result, Busy):
@@ -306,10 +307,8 @@ class MySqlLeaseBackend:
         self, states: dict[str, RowState], due: _RenewalBatch, until: float
     ) -> set[str]:
         answers = {name: due.apply(state) for name, state in states.items()}
-        for state in states.values():
-            state.reserve()
         # Every client locks rows in the order of their names, so two batches can't deadlock.
-        plain = [s for _, s in sorted(states.items()) if s.changed and not s.wakes]
+        plain = [s for _, s in sorted(states.items()) if s.changed and not s.woken_subscriptions]
         written: list[Result] = []
         if plain:
             batch = _in_one_transaction([self.statements.write(state) for state in plain])
@@ -344,7 +343,7 @@ class MySqlLeaseBackend:
                 return True
 
         def decide(state: RowState) -> bool:
-            return state.release(claim.owner)
+            return state.release(claim.owner, state.now)
 
         ours = await self._change(claim.name, decide, claim.owner, state=state)
         await self._purge()
@@ -391,10 +390,8 @@ class MySqlLeaseBackend:
     async def _skip_absent(self, name: str) -> None:
         """Removes waiters that were called and whose subscription has ended, and calls the next
         waiter. The killed session was not found, so there is at least one."""
-        state = await self._read(name)
-        subscriptions = list(
-            {entry.subscription for entry in state.entries if entry.reserved and entry.subscription}
-        )
+        queue = (await self._read(name)).queue.values()
+        subscriptions = list({queued.wake for queued in queue if queued.reserved and queued.wake})
         if subscriptions:
             sessions = b", ".join(
                 b"IS_USED_LOCK(%s)" % subscription_lock(subscription)
@@ -406,23 +403,26 @@ class MySqlLeaseBackend:
                 for subscription, session in zip(subscriptions, found.rows[0], strict=True)
                 if session is None
             }
-            await self._change(name, lambda state: state.skip(gone))
+            await self._change(name, lambda state: state.skip(gone, state.now))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._queued.pop(claim.owner, None)
-        await self._change(claim.name, lambda state: state.abandon(claim.owner), claim.owner, until)
+
+        def decide(state: RowState) -> None:
+            state.abandon(claim.owner, state.now)
+
+        await self._change(claim.name, decide, claim.owner, until)
         self.wakeups.forget_wakeup(claim.owner)
 
     async def revoke(self, name: str) -> list[int]:
-        return await self._change(name, RowState.clear)
+        return await self._change(name, lambda state: state.revoke(state.now))
 
     async def look(self, name: str) -> LockInfo:
         state = await self._read(name)
-        subscriptions = [
-            entry.subscription for entry in state.entries if entry.subscription and not entry.token
-        ]
-        why = await self._why_not_woken(sorted(set(subscriptions))) if subscriptions else ""
-        return state.info()._replace(notice=f"waiters are not woken: {why}" if why else "")
+        waiters = [q for q in state.queue.values() if not q.is_over(state.now)]
+        subscriptions = {queued.wake for queued in waiters if queued.wake}
+        why = await self._why_not_woken(sorted(subscriptions)) if subscriptions else ""
+        return state.info(state.now)._replace(notice=f"waiters are not woken: {why}" if why else "")
 
     async def _why_not_woken(self, subscriptions: Sequence[str]) -> str:
         """Returns why wake-ups do not reach these subscriptions; empty if they do."""
@@ -542,7 +542,6 @@ class MySqlLeaseBackend:
         state = await self._read(name, owner, until) if state is None else state
         for times in range(CHANGES):
             answer = decide(state)
-            state.reserve(owner)
             if not state.changed and not then:
                 return answer
             fresh = await self._write(state, owner, until, then)
@@ -565,21 +564,22 @@ class MySqlLeaseBackend:
     async def _write(
         self, state: RowState, owner: str, until: float | None, then: bytes
     ) -> RowState | None:
-        """Writes a state and wakes the waiters in ``state.wakes``. Returns None on success, or the
-        newer state if the row has changed."""
-        mine = [wake for wake in state.wakes if wake.subscription == self.wakeups.subscription]
-        others = [wake for wake in state.wakes if wake.subscription != self.wakeups.subscription]
+        """Writes a state and wakes its waiters that have a reservation now. Returns None on
+        success, or the newer state if the row has changed."""
+        own, woken = self.wakeups.subscription, state.woken_subscriptions
+        mine = [queued.claim.owner for queued in woken if queued.wake == own]
+        others = [queued.wake or "" for queued in woken if queued.wake != own]
         batch = [self.statements.write(state)]
         if then:
             batch = [b"BEGIN", *batch, IF_WRITTEN, then, b"COMMIT"]
         batch.append(self.statements.read(state.name))
-        subscriptions = list(dict.fromkeys(wake.subscription for wake in others))
+        subscriptions = list(dict.fromkeys(others))
         results = await self._send(batch, subscriptions, owner, until)
         if not results[1 if then else 0].affected:
             return self._state(state.name, results[len(batch) - 1].rows[0])
         self._note(state)
-        for wake in mine:
-            self.wakeups.wake(wake.owner)
+        for waiter in mine:
+            self.wakeups.wake(waiter)
         if results[len(batch) :]:
             await self._finish_wakes(state.name, subscriptions, results[len(batch)], until)
         return None
@@ -613,7 +613,7 @@ class MySqlLeaseBackend:
         return checked(reply, self.display)
 
     def _note(self, state: RowState) -> None:
-        if state.entries:
+        if state.queue or (state.holds and not state.exclusive):
             self._mark_contended(state.name)
         else:
             self._contended.pop(state.name, None)
@@ -636,7 +636,7 @@ class MySqlLeaseBackend:
             if subscription not in gone:
                 await self.pool.request(_kill_sleep(subscription), until=until)
         if gone:
-            await self._change(name, lambda state: state.skip(gone), until=until)
+            await self._change(name, lambda state: state.skip(gone, state.now), until=until)
 
 
 def _info_of(row: Row, store: str) -> LockInfo:
@@ -645,11 +645,26 @@ def _info_of(row: Row, store: str) -> LockInfo:
     name = stored.decode(errors="backslashreplace")
     try:
         stored.decode()
-        return parse_state(row, name, store).info()
+        state = parse_state(row, name, store)
+        return state.info(state.now)
     except ValueError as error:
         why = "its name is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         notice = f"what is stored under this name can't be read: {why}"
         return LockInfo(name, 0, (), (), notice=notice)
+
+
+def _attempt(state: RowState, claim: Claim, join: bool, subscription: str) -> Grant | Busy:
+    answer = state.attempt(claim, state.now, join=join, wall=state.now)
+    return _subscribed(state, claim, answer, subscription)
+
+
+def _subscribed(
+    state: RowState, claim: Claim, answer: Grant | Busy, subscription: str
+) -> Grant | Busy:
+    """Stores the subscription in the claim's entry, if it has one, and in the answer."""
+    if claim.owner in state.queue:
+        state.queue[claim.owner].wake = subscription
+    return answer._replace(ref=subscription) if isinstance(answer, Busy) else answer
 
 
 class _NotHeld(Exception):
@@ -663,7 +678,7 @@ def _woken_or_not(reply: MySqlReply) -> str:
 
 
 def _must_hold(state: RowState, claim: Claim) -> None:
-    if not state.holds(claim.owner):
+    if not state.is_held_by(claim.owner, state.now):
         raise _NotHeld
     state.changed = True
 
@@ -689,11 +704,10 @@ class _RenewalBatch:
 
     def apply(self, state: RowState) -> set[str]:
         """Renews what is still stored in a row. Returns the owners that are not."""
-        claims = self._claims.get(state.name, ())
-        shorten = self._shorten
-        kept = {c.owner for c in claims if state.extend(c.owner, c.ttl, shorten=shorten)}
+        claims, now, shorten = self._claims.get(state.name, ()), state.now, self._shorten
+        kept = {c.owner for c in claims if state.extend(c.owner, c.ttl, now, shorten=shorten)}
         for claim, behind in self._waits.get(state.name, ()):
-            if state.refresh(claim.owner, behind):
+            if state.refresh(claim.owner, behind, now):
                 kept.add(claim.owner)
         return self.owners(state.name) - kept
 

@@ -120,13 +120,24 @@ def _tls(url: Url) -> dict[str, Any]:
         raise ValueError(f"ssl_mode={mode!r}: one of {', '.join(SSL_MODES)}")
     if mode == "disabled":
         return {"ssl_disabled": True}
-    context = ssl.create_default_context(cafile=url.options.get("ssl_ca"))
+    context = _tls_context(url)
     context.check_hostname = mode == "verify_identity"
     if mode == "required":
         context.verify_mode = ssl.CERT_NONE
-    if "ssl_cert" in url.options:
-        context.load_cert_chain(url.options["ssl_cert"], url.options.get("ssl_key"))
     return {"ssl": context}
+
+
+def _tls_context(url: Url) -> ssl.SSLContext:
+    """The settings of TLS with the files of a URL; ``ValueError`` if one can't be used."""
+    ca, cert, key = (url.options.get(word) for word in ("ssl_ca", "ssl_cert", "ssl_key"))
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        paths = ", ".join(path for path in (ca, cert, key) if path)
+        raise ValueError(f"the files for TLS can't be used ({paths}): {error}") from error
+    return context
 
 
 def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:

@@ -164,7 +164,7 @@ _FREE_IT = """
 UPDATE @lock SET version = GREATEST(version + 1, #t#), owner = '', ends = 0
 #where# AND #clock# AND owner = %(owner)s AND ends > #t# AND crowd = ''"""
 
-# The first entry begins with "owner mode token ends subscription called"; see ``RowEntry.text``.
+# The first entry begins with "owner mode token ends subscription called"; see ``row``.
 _WORDS_OF_FIRST = "SUBSTRING_INDEX(crowd, ' ', 6)"
 _ENDS_OF_FIRST = "SUBSTRING_INDEX(SUBSTRING_INDEX(crowd, ' ', 4), ' ', -1)"
 # The first entry has not expired, and the name is not a semaphore.
@@ -491,15 +491,16 @@ class MySqlLeaseStatements:
 
     def write(self, state: RowState) -> bytes:
         """Writes a state, if the row still has the version that was read."""
+        held = state.exclusive
         return self._sql["write" if state.version else "write_new"] % {
             b"name": quoted(state.name.encode()),
             b"version": state.version,
             b"next": max(state.version + 1, state.now),
             b"token": state.token,
-            b"owner": quoted(state.owner.encode()),
-            b"label": quoted(state.label.encode()),
-            b"since": state.since,
-            b"ends": state.ends,
+            b"owner": quoted(held.claim.owner.encode() if held else b""),
+            b"label": quoted(held.claim.label.encode() if held else b""),
+            b"since": held.since if held else 0,
+            b"ends": held.ends if held else 0,
             b"entries": quoted(state.entries_text()),
         }
 

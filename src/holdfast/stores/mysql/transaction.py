@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from holdfast.errors import LockTimeout, Unsupported
+from holdfast.io.clock import now
 from holdfast.sql import TransactionRequest
 from holdfast.stores.mysql.sql import UTC_MICROS, MySqlSchema
 
@@ -18,6 +19,8 @@ __all__ = ["take"]
 _NOT_IN_TIME = 1205
 _NO_TABLE = 1146
 _NO_VARIABLE = 1193
+_DEADLOCK = 1213
+MOST_TRIES = 10
 
 # Two statements: the time in a statement is that of its start, before it waited for the lock. In
 # UTC, since a session's time zone may repeat an hour.
@@ -39,11 +42,10 @@ async def take(driver: Any, asked: TransactionRequest) -> int:
     schema = MySqlSchema(asked.prefix or "holdfast_")
     # As hexadecimal digits: a driver's own quoting is not safe in every session (``fencing.sql``).
     given = {"namespace": asked.namespace.encode().hex(), "name": asked.name.encode().hex()}
+    begun = await driver.begun()
     await _refuse_galera(driver, asked)
     try:
-        if asked.timeout is None:
-            return await _count(driver, schema, given)
-        return await _count_in_time(driver, schema, given, asked.timeout)
+        return await _lock(driver, schema, given, asked.timeout, 1 if begun else MOST_TRIES)
     except Exception as error:
         code = _code(error)
         if code == _NO_TABLE:
@@ -74,6 +76,24 @@ async def _refuse_galera(driver: Any, asked: TransactionRequest) -> None:
             f"transaction_lock({asked.name!r}) is not possible on a Galera cluster, where a row is "
             "locked on one node only: use lock() of a client for mysql://"
         )
+
+
+async def _lock(
+    driver: Any, schema: MySqlSchema, given: dict[str, Any], timeout: float | None, tries: int
+) -> int:
+    """Locks the row and returns its new token, by so many tries: if the transaction that made the
+    row is rolled back, the server rolls back all but one of those that wait for the row. That may
+    be repeated if nothing else was in the transaction yet."""
+    until = None if timeout is None else now() + timeout
+    while True:
+        try:
+            if until is None:
+                return await _count(driver, schema, given)
+            return await _count_in_time(driver, schema, given, max(0.0, until - now()))
+        except Exception as error:
+            tries -= 1
+            if not tries or _code(error) != _DEADLOCK:
+                raise
 
 
 async def _count(driver: Any, schema: MySqlSchema, given: dict[str, Any]) -> int:

@@ -143,8 +143,7 @@ class MySqlAdvisoryBackend:
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        # A waiter, and a release that exchanges with it, may attempt at the same time: only one
-        # of them does.
+        # Two attempts of one claim at the same time would use one session: only one of them runs.
         attempting, mark = self.sessions.attempting, object()
         if attempting.setdefault(claim.owner, mark) is not mark:
             return Busy(0, RECHECK_SECONDS)
@@ -397,7 +396,8 @@ class MySqlAdvisoryBackend:
     ) -> Grant | Busy | None:
         """Returns the grant of a claim that got the lock and its token in the queue."""
         session.grant = Grant(claim, token)
-        if now() - session.queued_at > FRESH_SHARE * claim.ttl:
+        old = now() - session.queued_at > FRESH_SHARE * claim.ttl
+        if old or ended([session]):  # it may have been broken before its answer was read
             return await self._resume(session, claim)
         return Grant(claim, token, since=session.queued_at)
 
@@ -447,13 +447,6 @@ class MySqlAdvisoryBackend:
             session.nudge()
         elif claim.owner in self.sessions.attempting:
             self._nudged.add(claim.owner)
-
-    async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
-        """Releases, then attempts, unless the claim is in the server's queue: there the release
-        itself grants it, and an attempt could grant it again after its own release."""
-        queued = claim.owner in self.sessions.by_owner
-        was_ours = await self.release(grant)
-        return was_ours, Busy(0) if queued else await self.attempt(claim, join=True)
 
     async def renew(
         self,

@@ -315,7 +315,9 @@ BEGIN
   SELECT l.token, l.crowded, (l.holders[1]).ends INTO held FROM @lock l
     WHERE l.namespace = ns AND l.name = nm AND l.capacity = lim AND cardinality(l.holders) = 1
       AND (l.holders[1]).mode = md AND (l.holders[1]).owner <> own
-      AND (l.holders[1]).ends > clock_timestamp() FOR UPDATE;
+      AND (l.holders[1]).ends > clock_timestamp() AND (l.holders[1]).ends < 'infinity'
+      AND (l.holders[1]).weight >= 0 AND (l.holders[1]).token >= 0
+      AND isfinite((l.holders[1]).since) FOR UPDATE;  -- else it may be damaged
   IF FOUND OR nm = '' THEN
     moment := clock_timestamp();
     SELECT coalesce(max(q.place), 0) + 1 AS place, bool_or(o.stands) AS stands, count(*) FILTER (

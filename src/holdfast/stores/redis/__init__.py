@@ -13,8 +13,8 @@ What is stored (the spelling of keys, fields and channels is a format, and must 
     name                      with interop=redis-py: the key of redis-py's Lock
 
 Read in this order: ``lua/state.lua`` and ``lua/attempt.lua`` (the rules), ``scripts`` (how they are
-put together), ``backend`` (the requests), ``replies``, ``wakeups``, ``inspect``; then ``url``,
-``routes`` (which node), ``blocking`` and ``aio`` (connections and pools).
+put together), ``backend`` (the requests), ``replies``, ``inspect``; then ``url``, ``routes`` (which
+node), ``connection`` (login and subscriptions, over ``io.resp`` and the drivers of ``io``).
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from holdfast.core.contract import (
 )
 from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.io.resp import RedisRefused, bulk, pack
+from holdfast.io.wakeups import Wakeups
+from holdfast.stores.redis.connection import Connector
 from holdfast.stores.redis.inspect import (
     Survey,
     eviction_greeting,
@@ -49,10 +51,7 @@ from holdfast.stores.redis.replies import (
     refusal,
 )
 from holdfast.stores.redis.routes import (
-    AsyncConnector,
-    BlockingConnector,
     ClusterRoute,
-    Connector,
     Route,
     SentinelRoute,
     SingleRoute,
@@ -92,16 +91,21 @@ class RedisBackend:
         self._uncertain, self._wall = store.uncertain, runtime.wall
         self._waiters = store.waiters
         self._keys, self._scripts = store.keys, store.scripts
-        connector = BlockingConnector if runtime.blocking else AsyncConnector
-        self._connector: Any = connector(store.options.access, store.connections)
-        self._wakeups: Any = self._connector.wakeups(self._keys.channel(secrets.token_hex(8)))
+        self._connector = Connector(
+            store.options.access, store.connections, blocking=runtime.blocking
+        )
+        self._listen()
         self._shapes: dict[tuple[Mode, int, int, float, bool, int], str] = {}
         self._replicas, self._reasons = store.options.replicas, ReasonLog()
         self._route = _route(self._connector, store.options, self._moved)
         self._call, self._call_now = self._route.call, self._route.call_now
-        self._call_delayed = self._route.call_delayed
         seconds = min(REPLICATION_SECONDS, store.options.access.request_seconds / 2)
         self._wait_command = pack("WAIT", store.options.replicas, milliseconds(seconds))
+
+    def _listen(self) -> None:
+        self._wakeups = Wakeups(blocking=self.runtime.blocking)
+        self._channel = self._keys.channel(secrets.token_hex(8))
+        self._subscribe = lambda until: self._route.subscription(self._channel, until)
 
     def _moved(self) -> None:
         self._wakeups.drop()
@@ -124,7 +128,7 @@ class RedisBackend:
     ) -> str:
         if self.options.interop and mode is not Mode.EXCLUSIVE:
             raise Unsupported(f"{self.display} with interop=redis-py has exclusive locks only")
-        channel = self._wakeups.channel if generation else "-"
+        channel = self._channel if generation else "-"
         max_ttl = milliseconds(self.options.max_ttl)
         direct = milliseconds(min(DIRECT_GRANT_SECONDS, ttl)) if self._scripts.direct else 0
         words = f"{_MODES[mode]} {weight} {limit} {int(join)} {max_ttl} {direct} {channel}"
@@ -139,7 +143,7 @@ class RedisBackend:
     ) -> Grant | Busy:
         script = self._scripts.acquire
         start, key = script.starts.get(claim.name) or self._keys.start(script, claim.name)
-        generation: int = self._wakeups.generation
+        generation = self._wakeups.generation
         packed = f"{start}{self._pack_claim(claim, join, generation)}".encode()
         if self._replicas:
             return await self._replicated(claim, ScriptCall(script, packed, key), generation, until)
@@ -208,8 +212,8 @@ class RedisBackend:
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         self._reasons.tell(claim, busy)
         generation, last = busy.ref
-        subscription = self._route.subscription
-        token = await self._wakeups.wait(_wakeup_key(claim.owner), generation, until, subscription)
+        key = _wakeup_key(claim.owner)
+        token = await self._wakeups.wait(key, generation, until, self._subscribe)
         # An old wake-up may have been in flight since before the attempt that returned `busy`.
         if token is None or token <= last:
             return None
@@ -266,14 +270,10 @@ class RedisBackend:
         start, key = script.starts.get(claim.name) or self._keys.start(script, claim.name)
         words = f"{start}${len(claim.owner)}\r\n{claim.owner}\r\n"
         packed = (words if words.isascii() else f"{start}{bulk(claim.owner)}").encode()
-        # A holder that was woken itself will probably wake the next waiter: with a delayed reply,
-        # that waiter gets its wake-up before we get our reply.
-        call_now, woken = self._call_now, grant.seconds is not None
+        call_now = self._call_now
         try:
             if call_now is not None:
-                reply = call_now(packed, None, woken)
-            elif woken and self._call_delayed is not None:
-                reply = await self._call_delayed(packed)
+                reply = call_now(packed, None)
             else:
                 reply = await self._call(packed, key)
         except RedisConnectionBroken as error:
@@ -296,7 +296,7 @@ class RedisBackend:
             return await self._in_two_steps(grant, claim)
         script = self._scripts.exchange
         start, key = self._keys.start(script, claim.name)
-        generation: int = self._wakeups.generation
+        generation = self._wakeups.generation
         words = f"{bulk(grant.claim.owner)}{self._pack_claim(claim, True, generation)}"
         command = ScriptCall(script, f"{start}{words}".encode(), key)
         sure = True
@@ -512,12 +512,12 @@ class RedisBackend:
     def forget(self) -> None:
         self._route.forget()
         self._wakeups.forget()
-        self._wakeups = self._connector.wakeups(self._keys.channel(secrets.token_hex(8)))
+        self._listen()
         self._shapes.clear()  # they contain the parent's channel
 
     async def close(self) -> None:
-        await self._wakeups.close()
-        await self._route.close()
+        self._wakeups.close()
+        self._route.close()
 
 
 def _route(connector: Connector, options: RedisOptions, moved: Callable[[], None]) -> Route:

@@ -113,10 +113,10 @@ class Survey:
     async def _step(self, pool: Pool, prefix: str, scan: str, limit: int) -> tuple[str, list[str]]:
         count = max(10, min(limit, 1000))
         command = pack("SCAN", scan, "MATCH", self._keys.pattern(prefix), "COUNT", count)
-        reply = await pool.call(command)
+        reply = await pool.request(command)
         if isinstance(reply, RedisRefused):
-            raise refusal(reply, str(pool.address), prefix)
-        return read_scan(reply, self._keys, str(pool.address))
+            raise refusal(reply, str(pool.endpoint.address), prefix)
+        return read_scan(reply, self._keys, str(pool.endpoint.address))
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, str, str]:
@@ -175,17 +175,17 @@ async def _info(pool: Pool) -> dict[str, str]:
     """The INFO fields of a node; empty if this user may not run INFO."""
     info: dict[str, str] = {}
     for section in ("server", "memory", "persistence", "replication"):
-        reply = await pool.call(pack("INFO", section))
+        reply = await pool.request(pack("INFO", section))
         if isinstance(reply, RedisRefused):
             if reply.code != "NOPERM":
-                raise refusal(reply, f"redis at {pool.address}", "")
+                raise refusal(reply, f"redis at {pool.endpoint.address}", "")
             return {}
         info |= read_info(reply)
     return info
 
 
 async def _node(pool: Pool, info: dict[str, str], options: RedisOptions) -> list[Finding]:
-    where = f"redis at {pool.address}"
+    where = f"redis at {pool.endpoint.address}"
     if not info:
         return [Finding(where, "INFO is not allowed: nothing can be verified", "warning")]
     return [
@@ -201,7 +201,7 @@ async def _pause(
     pool: Pool, info: dict[str, str], options: RedisOptions, loss_key: str, wall: float
 ) -> list[Finding]:
     """A warning if loss protection grants nothing now, or from the next request on."""
-    reply = await pool.call(pack("HMGET", loss_key, "mark", "barred"))
+    reply = await pool.request(pack("HMGET", loss_key, "mark", "barred"))
     mark, barred = reply if type(reply) is list and len(reply) == 2 else (None, None)
     server = f"{info.get('run_id', '')}:{info.get('master_replid', '')}"
     if mark != server.encode():
@@ -211,11 +211,11 @@ async def _pause(
     else:
         return []
     detail += ": it may have lost holds (`holdfast init` marks a new server as new)"
-    return [Finding(f"redis at {pool.address}", detail, "warning")]
+    return [Finding(f"redis at {pool.endpoint.address}", detail, "warning")]
 
 
 async def _wakeups(where: str, pool: Pool) -> list[Finding]:
-    reply = await pool.call(pack("PUBSUB", "NUMSUB", "holdfast"))
+    reply = await pool.request(pack("PUBSUB", "NUMSUB", "holdfast"))
     if not isinstance(reply, RedisRefused):
         return []
     detail = "PUBSUB NUMSUB is not allowed: a waiter whose process is gone delays the queue for 2 s"

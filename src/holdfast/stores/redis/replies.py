@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
-from redis.exceptions import ConnectionError as RedisConnectionError
-
 from holdfast.claim import Busy, Claim
 from holdfast.core import admit, log
 from holdfast.core.contract import QUEUE_CAP
 from holdfast.durations import shown
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import now
+from holdfast.io.connection import AllBusy, Broken
 from holdfast.io.resp import NotResp, RedisRefused, bulk
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.url import NodeAddress
@@ -31,25 +29,39 @@ __all__ = [
     "escape",
     "is_final",
     "lock_name",
-    "login_failed",
+    "login_refused",
     "milliseconds",
+    "read_wakeup",
     "refusal",
     "unescape",
     "unreachable",
 ]
 
 KEPT_NAMES = 4096
+LONGEST_TOKEN = 16
+"""Digits of 2^53, the largest token of a script."""
 KEPT_CAUSES = 64
 NEW_CAUSE_SECONDS = 60.0
 _DIGITS = re.compile(r"\d+")
 _FULL, _JOINED = 2, 1
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
+_NO_LOGIN = re.compile("invalid password|no password is set|without any password|AUTH failed")
 _FINAL_TEXTS = re.compile(
     "DB index|Invalid Database|SELECT is not allowed|cluster support disabled"
 )
 _DENIED_IN_SCRIPT = re.compile("executing the script can't|ACL failure in script")
 _DAMAGED = re.compile(r"DAMAGED ([^;]*);")
 """How ``reading.lua`` reports damaged data."""
+
+
+def read_wakeup(message: Any) -> tuple[tuple[str, int | None], ...]:
+    """The key of the waiter that a message wakes, and the token if the release granted the lock to
+    it directly; nothing for any other message."""
+    if type(message) is not list or len(message) != 3 or type(message[2]) is not bytes:
+        return ()
+    key, _, token = message[2].decode(errors="replace").partition(" ")
+    is_token = token.isascii() and token.isdigit() and len(token) <= LONGEST_TOKEN
+    return ((key, int(token) if is_token else None),)
 
 
 def milliseconds(seconds: float) -> int:
@@ -239,40 +251,32 @@ class RedisConnectionBroken(BackendUnavailable):
         """True if the server closed or refused the connection: a retry is cheap then."""
 
 
-def _refuses_login(error: BaseException) -> bool:
-    """Whether a login failed for good: a wrong password, no rights, no such database, not Redis."""
-    if isinstance(error, AuthenticationError | NoPermissionError | NotResp):
-        return True
-    if isinstance(error, RedisError) and _FINAL_TEXTS.search(str(error)):
-        return True
-    cause = error.__cause__ or error.__context__  # redis-py wraps what its socket raises
-    return cause is not None and isinstance(error, RedisConnectionError) and _refuses_login(cause)
-
-
-def login_failed(
-    address: NodeAddress, error: BaseException, seconds: float
+def login_refused(
+    address: NodeAddress,
+    reply: RedisRefused,
+    kind: type[RedisConnectionBroken] = RedisConnectionBroken,
 ) -> RedisConnectionBroken:
-    """The error for a connection that could not be opened: no command was sent yet."""
-    failure = unreachable(address, error, seconds)
-    failure.final = _refuses_login(error)
-    failure.closed = failure.closed and not failure.final
-    return failure
+    """The error for a login that the server refuses; final unless its reason may pass."""
+    final = is_final(reply) or _NO_LOGIN.search(str(reply)) is not None
+    return kind(f"redis at {address} can't be used: {reply}", closed=False, final=final)
 
 
-def unreachable(
-    address: NodeAddress, error: BaseException, seconds: float
-) -> RedisConnectionBroken:
-    """The error for a failed connection or request. The texts of redis-py contain no secrets."""
-    closed = isinstance(error, EOFError | ConnectionResetError | BrokenPipeError)
-    if isinstance(error, TimeoutError | BlockingIOError):
+def unreachable(address: NodeAddress, error: OSError, seconds: float) -> RedisConnectionBroken:
+    """The error for a failed connection or request."""
+    if isinstance(error, TimeoutError):
         return RedisConnectionBroken(
             f"redis at {address} did not answer within {shown(seconds)}", closed=False
         )
-    if isinstance(error, RedisError):
-        # Exactly this class: its subclasses report a failed login, which a retry does not cure.
-        closed = type(error) is RedisConnectionError
-        return RedisConnectionBroken(f"redis at {address} can't be used: {error}", closed=closed)
     what = str(error) or type(error).__name__
-    return RedisConnectionBroken(
-        f"the connection to redis at {address} broke: {what}", closed=closed
-    )
+    if isinstance(error, AllBusy):
+        return RedisConnectionBroken(f"redis at {address}: {what}", closed=False)
+    if isinstance(error, NotResp):
+        return RedisConnectionBroken(
+            f"redis at {address} can't be used: {what}", closed=False, final=True
+        )
+    if isinstance(error, Broken):
+        return RedisConnectionBroken(
+            f"the connection to redis at {address} broke: {what}", closed=error.closed
+        )
+    # It could not be opened: no command was sent yet.
+    return RedisConnectionBroken(f"redis at {address} can't be reached: {what}", closed=True)

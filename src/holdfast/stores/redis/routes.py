@@ -1,5 +1,5 @@
 """Which node a command goes to: the one server, the master that Sentinel names, or the owner of a
-slot in a cluster. And ``Connector``: the two factories of connections, blocking and asyncio.
+slot in a cluster.
 
 A route is written once over pools of either kind. Error replies about routing are handled here; all
 others are returned as ``RedisRefused`` values. A cluster node that hangs or is gone costs only its
@@ -8,9 +8,7 @@ own lock names: commands for other nodes go on, and wait only a short time for i
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -18,24 +16,14 @@ from typing import Any, Protocol, TypeVar
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.resp import RedisRefused, pack
-from holdfast.stores.redis.aio import AsyncPool, AsyncRedisConnection
-from holdfast.stores.redis.blocking import BlockingPool, BlockingRedisConnection
-from holdfast.stores.redis.replies import is_final, unreachable
+from holdfast.io.wakeups import Messages
+from holdfast.stores.redis.connection import Connector, RedisEndpoint
+from holdfast.stores.redis.replies import is_final
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
-from holdfast.stores.redis.wakeups import (
-    AsyncSubscription,
-    AsyncWakeups,
-    BlockingSubscription,
-    BlockingWakeups,
-)
 
 __all__ = [
-    "AsyncConnector",
-    "BlockingConnector",
-    "CallDelayed",
     "CallNow",
     "ClusterRoute",
-    "Connector",
     "Pool",
     "Route",
     "SentinelRoute",
@@ -60,37 +48,23 @@ Owners = list[NodeAddress | None]
 _NOT_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 
 
-CallNow = Callable[..., Any]
-"""Takes a packed command, its deadline, and whether its reply is delayed."""
-CallDelayed = Callable[[bytes], Awaitable[Any]]
+CallNow = Callable[[bytes, float | None], Any]
+"""Takes a packed command and its deadline."""
 
 
 class Pool(Protocol):
     """The connections to one node."""
 
-    address: NodeAddress
+    endpoint: RedisEndpoint
 
-    def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
-    async def calls(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
+    def request(self, packed: bytes, until: float | None = None) -> Awaitable[Any]: ...
+    async def requests(
+        self, commands: Sequence[bytes], until: float | None = None
+    ) -> list[Any]: ...
     async def alone(self, commands: Sequence[bytes], until: float | None = None) -> list[Any]: ...
     def reset(self) -> None: ...
     def forget(self) -> None: ...
-    async def close(self) -> None: ...
-
-
-class Connector(Protocol):
-    """Opens connections, blocking or asyncio."""
-
-    access: Access
-
-    def pool(self, address: NodeAddress, greeting: Greeting | None) -> Any: ...
-    async def once(
-        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
-    ) -> list[Any]: ...
-    async def subscription(
-        self, address: NodeAddress, channel: str, until: float | None = None
-    ) -> Any: ...
-    async def sleep(self, seconds: float) -> None: ...
+    def close(self) -> None: ...
 
 
 class Route(Protocol):
@@ -98,8 +72,6 @@ class Route(Protocol):
 
     call_now: CallNow | None
     """``call`` without a coroutine; only with one server and a blocking client."""
-    call_delayed: CallDelayed | None
-    """``call`` with a delayed reply, see ``REPLY_DELAY``; only with one server and asyncio."""
 
     def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]: ...
     async def calls(
@@ -108,84 +80,11 @@ class Route(Protocol):
     async def alone(
         self, commands: Sequence[bytes], key: str, until: float | None = None
     ) -> list[Any]: ...
-    async def subscription(self, channel: str, until: float) -> Any: ...
+    async def subscription(self, channel: str, until: float) -> Messages: ...
     async def pools(self) -> list[Pool]: ...
     def refused(self) -> None: ...
     def forget(self) -> None: ...
-    async def close(self) -> None: ...
-
-
-class BlockingConnector:
-    """Opens connections and pools for blocking backends."""
-
-    blocking = True
-
-    def __init__(self, access: Access, connections: int) -> None:
-        self.access, self.connections = access, connections
-
-    def pool(self, address: NodeAddress, greeting: Greeting | None) -> BlockingPool:
-        return BlockingPool(self.access, address, self.connections, greeting)
-
-    async def once(
-        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
-    ) -> list[Any]:
-        """Opens a connection, sends commands, closes it. Returns their replies."""
-        connection = BlockingRedisConnection(access, address, until)
-        try:
-            connection.limit(access.seconds_until(until))
-            return [connection.call(command) for command in commands]
-        finally:
-            connection.close()
-
-    async def subscription(
-        self, address: NodeAddress, channel: str, until: float | None = None
-    ) -> BlockingSubscription:
-        connection = BlockingRedisConnection(self.access, address, until)
-        connection.limit(self.access.seconds_until(until))
-        return BlockingSubscription(connection, channel)
-
-    def wakeups(self, channel: str) -> BlockingWakeups:
-        return BlockingWakeups(channel)
-
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class AsyncConnector:
-    """Opens connections and pools for asyncio backends."""
-
-    blocking = False
-
-    def __init__(self, access: Access, connections: int) -> None:
-        self.access, self.connections = access, connections
-
-    def pool(self, address: NodeAddress, greeting: Greeting | None) -> AsyncPool:
-        return AsyncPool(self.access, address, self.connections, greeting)
-
-    async def once(
-        self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None
-    ) -> list[Any]:
-        """Opens a connection, sends commands, closes it. Returns their replies."""
-        seconds = access.seconds_until(until)
-        connection = await AsyncRedisConnection.open(access, address, until)
-        try:
-            async with asyncio.timeout(access.seconds_until(until)):
-                return [await connection.request(command) for command in commands]
-        except TimeoutError as error:
-            raise unreachable(address, error, seconds) from error
-        finally:
-            connection.close()
-
-    async def subscription(
-        self, address: NodeAddress, channel: str, until: float | None = None
-    ) -> AsyncSubscription:
-        return await AsyncSubscription.open(self.access, address, channel, until)
-
-    def wakeups(self, channel: str) -> AsyncWakeups:
-        return AsyncWakeups(channel)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def close(self) -> None: ...
 
 
 def share(deadline: float, others: int, seconds: float = SILENT_SECONDS) -> float:
@@ -248,22 +147,23 @@ class SingleRoute:
     ) -> None:
         self._connector = connector
         self._pool: Pool = connector.pool(address, greeting)
-        self.call = self._pool.call  # bound once: the usual call has no extra step
-        self.call_now: CallNow | None = getattr(self._pool, "call_now", None)
-        self.call_delayed: CallDelayed | None = getattr(self._pool, "call_delayed", None)
+        self.call_now: CallNow | None = getattr(self._pool, "request_now", None)
+
+    def call(self, packed: bytes, key: str = "", until: float | None = None) -> Awaitable[Any]:
+        return self._pool.request(packed, until)
 
     async def calls(
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
     ) -> list[Any]:
-        return await self._pool.calls(commands, until)
+        return await self._pool.requests(commands, until)
 
     async def alone(
         self, commands: Sequence[bytes], key: str, until: float | None = None
     ) -> list[Any]:
         return await self._pool.alone(commands, until)
 
-    async def subscription(self, channel: str, until: float) -> Any:
-        return await self._connector.subscription(self._pool.address, channel, until)
+    async def subscription(self, channel: str, until: float) -> Messages:
+        return await self._connector.subscription(self._pool.endpoint.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool]
@@ -275,15 +175,14 @@ class SingleRoute:
     def forget(self) -> None:
         self._pool.forget()
 
-    async def close(self) -> None:
-        await self._pool.close()
+    def close(self) -> None:
+        self._pool.close()
 
 
 class SentinelRoute:
     """The master that the sentinels name. ``moved`` is called when the master has changed."""
 
     call_now: CallNow | None = None
-    call_delayed: CallDelayed | None = None
 
     def __init__(
         self,
@@ -304,7 +203,7 @@ class SentinelRoute:
     async def call(self, packed: bytes, key: str = "", until: float | None = None) -> Any:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
         try:
-            reply = await pool.call(packed, "", until)
+            reply = await pool.request(packed, until)
         except BackendUnavailable:
             self._sure = False
             raise
@@ -316,7 +215,7 @@ class SentinelRoute:
         self, commands: Sequence[bytes], keys: Sequence[str], until: float | None = None
     ) -> list[Any]:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
-        return await self._judged(pool.calls(commands, until))
+        return await self._judged(pool.requests(commands, until))
 
     async def alone(
         self, commands: Sequence[bytes], key: str, until: float | None = None
@@ -342,12 +241,12 @@ class SentinelRoute:
         address = await self._master(until)
         with self._changing:
             known, self._sure = self._pool, True
-            if known is not None and known.address == address:
+            if known is not None and known.endpoint.address == address:
                 return known
             pool: Pool = self._connector.pool(address, self._greeting)
             self._pool = pool
         if known is not None:
-            await known.close()
+            known.close()
             self._moved()
         return pool
 
@@ -369,9 +268,9 @@ class SentinelRoute:
         says = f"refuses: {reply}" if refused else f"knows no master {self._service!r}"
         raise BackendUnavailable(f"the sentinel at {sentinel} {says}", final=is_final(reply))
 
-    async def subscription(self, channel: str, until: float) -> Any:
+    async def subscription(self, channel: str, until: float) -> Messages:
         pool = self._pool if self._sure and self._pool is not None else await self._find(until)
-        return await self._connector.subscription(pool.address, channel, until)
+        return await self._connector.subscription(pool.endpoint.address, channel, until)
 
     async def pools(self) -> list[Pool]:
         return [self._pool if self._sure and self._pool is not None else await self._find()]
@@ -387,16 +286,15 @@ class SentinelRoute:
         if self._pool is not None:
             self._pool.forget()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._pool is not None:
-            await self._pool.close()
+            self._pool.close()
 
 
 class ClusterRoute:
     """A cluster: each command goes to the owner of its slot. Any node knows all owners."""
 
     call_now: CallNow | None = None
-    call_delayed: CallDelayed | None = None
 
     def __init__(
         self, connector: Connector, seeds: Sequence[NodeAddress], greeting: Greeting | None
@@ -456,9 +354,9 @@ class ClusterRoute:
             until = now() + SILENT_SECONDS  # the caller may have requests for other nodes
         try:
             if asking:
-                reply = (await pool.calls([pack("ASKING"), packed], until))[1]
+                reply = (await pool.requests([pack("ASKING"), packed], until))[1]
             else:
-                reply = await pool.call(packed, "", until)
+                reply = await pool.request(packed, until)
         except BackendUnavailable:
             self._lose(address)
             raise
@@ -506,7 +404,7 @@ class ClusterRoute:
 
     async def _batch(self, address: NodeAddress, commands: list[bytes], by: float) -> list[Any]:
         try:
-            replies = await self._pool(address).calls(commands, by)
+            replies = await self._pool(address).requests(commands, by)
         except BackendUnavailable as error:
             self._lose(address)
             return [error] * len(commands)
@@ -579,20 +477,20 @@ class ClusterRoute:
             raise BackendUnavailable(why, final=error.final) from error
         self._owners = owners
         self._lost.clear()
-        await self._retire(set(owners))
+        self._retire(set(owners))
         return owners
 
-    async def _retire(self, owners: set[NodeAddress | None]) -> None:
+    def _retire(self, owners: set[NodeAddress | None]) -> None:
         """Closes the connections to nodes that no longer own slots."""
         for address in [address for address in list(self._pools) if address not in owners]:
             pool = self._pools.pop(address, None)  # None if another thread was faster
             if pool is not None:
-                await pool.close()
+                pool.close()
 
-    async def subscription(self, channel: str, until: float) -> Any:
+    async def subscription(self, channel: str, until: float) -> Messages:
         """Subscribes at any node: a message reaches the subscribers of all nodes."""
         deadline = now() + self._connector.access.seconds_until(until)
-        ordered = self._seed_nodes.in_order(pool.address for pool in await self.pools())
+        ordered = self._seed_nodes.in_order(pool.endpoint.address for pool in await self.pools())
         failures: list[str] = []
         for others, address in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
             try:
@@ -614,9 +512,9 @@ class ClusterRoute:
         for pool in self._pools.values():
             pool.forget()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for pool in list(self._pools.values()):
-            await pool.close()
+            pool.close()
 
 
 def _slots(seed: NodeAddress, reply: Any) -> Owners:
@@ -655,6 +553,7 @@ def key_slot(key: str) -> int:
 
 def node_address(host: str, port: str) -> NodeAddress:
     """The address of a node in a reply. Raises ``BackendUnavailable`` if it is invalid."""
-    if not host or not port.isdecimal() or len(port) > 5:
+    # Port 0 would be a UNIX socket: only the user may name one.
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65_536:
         raise BackendUnavailable(f"not the address of a node: {host[:100]!r} {port[:10]!r}")
     return NodeAddress(host, int(port))

@@ -1,25 +1,17 @@
 """The settings of a Redis store, read from a URL or from a user's redis-py client: addresses,
-login, and options.
-
-``Access`` opens connections through redis-py (TCP, TLS, UNIX sockets, AUTH, SELECT, credential
-providers). After the login its socket is taken over by ``blocking`` or ``aio``: commands are packed
-ahead and replies are read by hiredis, without redis-py's pool, retries or metrics.
+login, TLS and options. redis-py itself is not used: what it is given by its user is read.
 """
 
 from __future__ import annotations
 
-import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
-
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError
-from redis.retry import Retry
 
 from holdfast.core.contract import Settings
 from holdfast.io.clock import now
-from holdfast.io.resp import TimedSocket
 from holdfast.url import Url
 
 __all__ = ["Access", "Greeting", "NodeAddress", "RedisOptions", "access_options", "read_options"]
@@ -38,9 +30,8 @@ _TLS = (
     "ssl_check_hostname",
     "ssl_ciphers",
 )
-
-NEGLIGIBLE_SECONDS = 0.05
-"""A deadline this close to the usual one gets no timeout of its own."""
+_VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
 
 class NodeAddress(NamedTuple):
@@ -79,22 +70,17 @@ def access_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# A subscription may be silent for hours. With these the kernel detects a dead connection within
-# half a minute.
-_KEEP_ALIVE = {
-    getattr(socket, name): value
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)
-}
-
-
 class Access:
-    """Opens connections to any node: plain or TLS, with one login and one database."""
+    """How to log in at any node: plain or TLS, with one login and one database."""
 
     def __init__(self, *, tls: bool, options: dict[str, Any], request_seconds: float) -> None:
         self.tls = tls
         self.options = options
+        """By the names that redis-py gives them."""
         self.request_seconds = request_seconds
+        self._context: tuple[list[float], ssl.SSLContext] | None = None
+        if tls:
+            _check_tls(options)
 
     def seconds_until(self, until: float | None) -> float:
         """The timeout of a request that must end by ``until``."""
@@ -102,59 +88,51 @@ class Access:
             return self.request_seconds
         return max(0.001, min(self.request_seconds, until - now()))
 
-    def ends_early(self, until: float) -> bool:
-        """True if ``until`` is noticeably earlier than the usual timeout of a request."""
-        return until - now() < self.request_seconds - NEGLIGIBLE_SECONDS
+    def context(self) -> ssl.SSLContext:
+        """What TLS connections are made with. Certificates that were replaced are read again."""
+        changed = [_changed(self.options[name]) for name in _FILES if name in self.options]
+        if self._context is None or self._context[0] != changed:
+            self._context = changed, _make_context(self.options)
+        return self._context[1]
 
-    def may_log_in_again(self, error: BaseException) -> bool:
-        """Whether a refused login is worth another one, with new credentials of the provider: what
-        it gave first may have expired."""
-        return isinstance(error, AuthenticationError) and "credential_provider" in self.options
 
-    def _arguments(self, address: NodeAddress, seconds: float) -> dict[str, Any]:
-        where: dict[str, Any] = {"host": address.host, "port": address.port}
-        if not address.port:
-            where = {"path": address.host}
-        else:
-            where |= {"socket_keepalive": True, "socket_keepalive_options": _KEEP_ALIVE}
-        options = self.options
-        if not self.tls or not address.port:
-            options = {key: value for key, value in options.items() if not key.startswith("ssl_")}
-        return (
-            where
-            | options
-            | {
-                "socket_timeout": seconds,
-                "socket_connect_timeout": seconds,
-                "retry": Retry(NoBackoff(), 0),
-                "protocol": 2,
-                "decode_responses": False,
-            }
-        )
+def _changed(path: str) -> float:
+    try:
+        return Path(path).stat().st_mtime
+    except OSError:
+        return 0.0  # reading it says more
 
-    def blocking(self, address: NodeAddress, seconds: float) -> Any:
-        """A redis-py connection that is not open yet. Its ``connect`` takes at most ``seconds``,
-        including the login."""
-        import redis
 
-        arguments = self._arguments(address, seconds)
-        maker: Any = redis.SSLConnection if self.tls else redis.Connection
-        if not address.port:
-            maker = redis.UnixDomainSocketConnection
-        connection = maker(**arguments)
-        dial, by = connection._connect, now() + seconds
-        connection._connect = lambda: TimedSocket(dial(), by)
-        return connection
+def _check_tls(options: dict[str, Any]) -> None:
+    """Refuses options that can't be followed, rather than to do without what they ask for."""
+    verify = options.get("ssl_cert_reqs", "required")
+    if verify not in _VERIFY and not isinstance(verify, ssl.VerifyMode):
+        raise ValueError(f"ssl_cert_reqs={verify!r}: use none, optional or required")
+    if options.get("ssl_validate_ocsp") or options.get("ssl_validate_ocsp_stapled"):
+        raise ValueError("ssl_validate_ocsp: Holdfast's own connections do not validate OCSP")
 
-    def aio(self, address: NodeAddress, seconds: float) -> Any:
-        """The same for asyncio. The caller limits the time of ``connect``."""
-        import redis.asyncio as aio
 
-        arguments = self._arguments(address, seconds)
-        maker: Any = aio.SSLConnection if self.tls else aio.Connection
-        if not address.port:
-            maker = aio.UnixDomainSocketConnection
-        return maker(**arguments)
+def _make_context(options: dict[str, Any]) -> ssl.SSLContext:
+    given: Callable[..., Any] = options.get
+    verify = given("ssl_cert_reqs", "required")
+    context = ssl.create_default_context()
+    mode: Any = _VERIFY.get(verify, verify)
+    context.check_hostname = mode != ssl.CERT_NONE and given("ssl_check_hostname", True)
+    context.verify_mode = mode
+    for flag in given("ssl_include_verify_flags", ()):
+        context.verify_flags |= flag
+    for flag in given("ssl_exclude_verify_flags", ()):
+        context.verify_flags &= ~flag
+    if given("ssl_certfile") or given("ssl_keyfile"):
+        context.load_cert_chain(given("ssl_certfile"), given("ssl_keyfile"), given("ssl_password"))
+    trusted = [given(name) for name in ("ssl_ca_certs", "ssl_ca_path", "ssl_ca_data")]
+    if any(trusted):
+        context.load_verify_locations(*trusted)
+    if given("ssl_min_version") is not None:
+        context.minimum_version = given("ssl_min_version")
+    if given("ssl_ciphers"):
+        context.set_ciphers(given("ssl_ciphers"))
+    return context
 
 
 @dataclass(frozen=True)

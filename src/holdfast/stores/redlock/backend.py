@@ -26,6 +26,7 @@ from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, S
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
 from holdfast.io.clock import wall
 from holdfast.io.resp import RedisRefused, bulk, pack
+from holdfast.stores.redis.connection import Connector
 from holdfast.stores.redis.inspect import read_scan
 from holdfast.stores.redis.replies import ReasonLog, milliseconds, refusal
 from holdfast.stores.redis.scripts import Script
@@ -48,7 +49,7 @@ from holdfast.stores.redlock.votes import (
     enough_grants,
     wait_for_all,
 )
-from holdfast.stores.redlock.wakeups import AsyncNameWakeups, BlockingNameWakeups
+from holdfast.stores.redlock.wakeups import NameWakeups
 
 __all__ = ["RedlockBackend", "RedlockStore"]
 
@@ -137,7 +138,7 @@ class RedlockBackend:
         self._broadcast: Any = (BlockingBroadcast if runtime.blocking else AsyncBroadcast)(
             access, self._nodes, limit
         )
-        self._wakeups: Any = self._new_wakeups()
+        self._wakeups = self._new_wakeups()
         self._enough = enough_grants(self._quorum, slots=False)
         self._enough_slots = enough_grants(self._quorum, slots=True)
         self._ended = enough_ends(self._quorum)
@@ -153,9 +154,11 @@ class RedlockBackend:
         self._retries, self._reason_log = RetrySchedule(runtime), ReasonLog()
         self._channels: dict[str, str] = {}
 
-    def _new_wakeups(self) -> Any:
-        maker = BlockingNameWakeups if self.runtime.blocking else AsyncNameWakeups
-        return maker(self.store.options.access, self._nodes)
+    def _new_wakeups(self) -> NameWakeups:
+        access, blocking = self.store.options.access, self.runtime.blocking
+        return NameWakeups(
+            Connector(access, self.store.connections, blocking=blocking), self._nodes
+        )
 
     # ---- requests
 
@@ -628,7 +631,7 @@ class RedlockBackend:
         self._wakeups = self._new_wakeups()
 
     async def close(self) -> None:
-        await self._wakeups.close()
+        self._wakeups.close()
         await self._broadcast.close()
 
 

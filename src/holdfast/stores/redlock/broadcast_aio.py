@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.io.aio import Channel
 from holdfast.io.clock import now
-from holdfast.stores.redis.aio import AsyncRedisConnection
+from holdfast.stores.redis.connection import Connector, RedisEndpoint
 from holdfast.stores.redis.replies import RedisConnectionBroken
 from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import (
@@ -29,13 +30,25 @@ __all__ = ["AsyncBroadcast"]
 class _NodeConnection:
     """The connection to one node."""
 
-    __slots__ = ("connecting", "link", "unread_since")
+    __slots__ = ("connecting", "link", "unread")
 
     def __init__(self) -> None:
-        self.link: AsyncRedisConnection | None = None
+        self.link: Channel | None = None
         self.connecting: asyncio.Task[None] | None = None
-        self.unread_since: float | None = None
+        self.unread: dict[Round, float] = {}
+        """The rounds whose replies are pending on ``link`` and that no call waits for, in their
+        order, and since when."""
+
+    @property
+    def unread_since(self) -> float | None:
         """Since when a reply is pending that no call waits for; ``None`` if there is none."""
+        return next(iter(self.unread.values()), None)
+
+    def take_link(self) -> Channel | None:
+        """Give up the connection, which the caller closes."""
+        link, self.link = self.link, None
+        self.unread.clear()
+        return link
 
 
 class _Pending:
@@ -61,6 +74,7 @@ class AsyncBroadcast:
 
     def __init__(self, access: Access, nodes: Nodes, limit: int) -> None:
         self.access, self.nodes = access, nodes
+        self._connector = Connector(access, limit, blocking=False)
         self._connections = [_NodeConnection() for _ in nodes.members]
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -156,7 +170,7 @@ class AsyncBroadcast:
         except RedisConnectionBroken as error:
             round_.failed(index, error)
 
-    def _load_scripts(self, link: AsyncRedisConnection) -> None:
+    def _load_scripts(self, link: Channel) -> None:
         """Load the scripts on a node that forgot them, after the other nodes have decided the
         round. The old command is not sent again: it would come out of order, after later requests.
         The next request finds the scripts loaded."""
@@ -165,20 +179,20 @@ class AsyncBroadcast:
                 link.request(command).add_done_callback(_read_exception)
 
     def _reply_read(self, index: int, pending: _Pending) -> None:
-        if index not in pending.round.waiting:
-            self._connections[index].unread_since = None
         round_ = pending.round
+        if index not in round_.waiting:
+            self._connections[index].unread.pop(round_, None)
         if round_.decided():
             pending.stop()
         elif round_.answered_count() == self.nodes.quorum and index not in round_.waiting:
             pending.stop()  # from here on the other nodes have STRAGGLER_SECONDS
 
     def _link_broke(
-        self, index: int, pending: _Pending, link: AsyncRedisConnection, error: BaseException
+        self, index: int, pending: _Pending, link: Channel, error: BaseException
     ) -> None:
         connection, round_ = self._connections[index], pending.round
         if connection.link is link:
-            connection.link = connection.unread_since = None
+            connection.take_link()
             link.close()
         if index not in round_.waiting:
             return
@@ -226,15 +240,13 @@ class AsyncBroadcast:
         connection, node = self._connections[index], self.nodes.members[index]
         link = connection.link
         if link is None or link.broken is not None:
-            connection.link = connection.unread_since = None
+            connection.take_link()
             if link is not None:
                 link.close()
             return False
-        if (
-            connection.unread_since is not None
-            and now() - connection.unread_since > UNRESPONSIVE_SECONDS
-        ):
-            connection.link = connection.unread_since = None
+        since = connection.unread_since
+        if since is not None and now() - since > UNRESPONSIVE_SECONDS:
+            connection.take_link()
             node.failed(f"redis at {node.address} does not answer")
             link.close()
             return False
@@ -249,7 +261,7 @@ class AsyncBroadcast:
                 needed[self._connecting(index)] = index
             elif now() >= nodes[index].retry_at:
                 self._connecting(index)
-        soon = now() + CONNECT_SECONDS
+        soon = now() + min(CONNECT_SECONDS, (deadline - now()) / 2)  # the round needs time, too
         while needed and now() < (ends := min(deadline, soon) if self._enough() else deadline):
             done, _ = await asyncio.wait(
                 needed, timeout=ends - now(), return_when=asyncio.FIRST_COMPLETED
@@ -280,20 +292,18 @@ class AsyncBroadcast:
         connection, node = self._connections[index], self.nodes.members[index]
         if connection.link is not None and connection.link.broken is None:
             return
-        link: AsyncRedisConnection | None = None
+        link: Channel | None = None
         try:
-            async with asyncio.timeout(self.access.request_seconds):
-                link = await AsyncRedisConnection.open(self.access, node.address)
-                missed = list(node.missed)
-                commands = (*self.nodes.greeting, *missed)
-                replies = [link.request(command) for command in commands]
-                self.nodes.check_info(node, (await asyncio.gather(*replies))[0])
-                node.caught_up(missed)
-        except (HoldfastError, TimeoutError) as error:
-            known = node.fit or node.down
-            if not (known or isinstance(error, BackendUnavailable | TimeoutError)):
+            missed = list(node.missed)
+            commands = (*self.nodes.greeting, *missed)
+            opened, replies = await self._connector.begin(self.access, node.address, commands, None)
+            link = Channel(opened, RedisEndpoint(self.access, node.address))
+            self.nodes.check_info(node, replies[0])
+            node.caught_up(missed)
+        except HoldfastError as error:
+            if not (node.fit or node.down or isinstance(error, BackendUnavailable)):
                 raise
-            node.failed(error if str(error) else f"redis at {node.address} does not answer")
+            node.failed(error)
         else:
             node.worked()
             # Otherwise another task was faster, or the broadcast is closed: close ours below.
@@ -319,18 +329,19 @@ class AsyncBroadcast:
         for index in round_.waiting:
             connection, node = self._connections[index], self.nodes.members[index]
             if timed_out:
-                link, connection.link, connection.unread_since = connection.link, None, None
+                link = connection.take_link()
                 node.failed(f"redis at {node.address} does not answer")
                 if link is not None:
                     link.close()
-            elif connection.unread_since is None:
-                connection.unread_since = now()
+            elif connection.link is not None:
+                connection.unread[round_] = now()
 
     def forget(self) -> None:
         for connection in self._connections:
             if connection.link is not None:
                 connection.link.forget()
-            connection.link = connection.unread_since = connection.connecting = None
+            connection.take_link()
+            connection.connecting = None
         self._tasks.clear()
 
     async def close(self) -> None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import select
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, HoldfastError
+from holdfast.io.blocking import wait_for
 from holdfast.io.clock import now
+from holdfast.io.connection import PENDING, WRITE
 from holdfast.io.limits import ConnectionLimit, Permit
-from holdfast.io.resp import INCOMPLETE, RedisRefused
-from holdfast.stores.redis.blocking import BlockingRedisConnection
+from holdfast.io.resp import RedisRefused, RespConnection
+from holdfast.stores.redis.connection import Connector, RedisEndpoint
 from holdfast.stores.redis.replies import RedisConnectionBroken, unreachable
 from holdfast.stores.redis.url import Access
 from holdfast.stores.redlock.nodes import (
@@ -32,40 +34,60 @@ from holdfast.stores.redlock.nodes import (
 
 __all__ = ["BlockingBroadcast", "NodeLink"]
 
-READ_SIZE = 65_536
 MOST_UNREAD = 512
 """A connection with more unread replies is closed: more requests might fill its buffers."""
 
 
-class NodeLink(BlockingRedisConnection):
+class NodeLink:
     """A connection to one node. Replies to earlier rounds may be unread: they come first."""
 
-    __slots__ = ("unread", "unread_since")
+    __slots__ = (
+        "_connection",
+        "_endpoint",
+        "address",
+        "close",
+        "fileno",
+        "forget",
+        "unread",
+        "unread_since",
+    )
 
-    def __init__(self, access: Access, node: RedlockNode, until: float | None = None) -> None:
-        super().__init__(access, node.address, until)
+    def __init__(self, connection: RespConnection, endpoint: RedisEndpoint) -> None:
+        self._connection, self._endpoint, self.address = connection, endpoint, endpoint.address
         self.unread: deque[bytes] = deque()
         """For every unread reply its command, if the node must run it, otherwise nothing."""
         self.unread_since = 0.0
+        self.fileno, self.close = connection.fileno, connection.close
+        self.forget = connection.forget
+
+    def send(self, packed: bytes) -> None:
+        """Send a command. Raises ``RedisConnectionBroken``."""
+        connection, seconds = self._connection, self._endpoint.request_seconds
+        try:
+            connection.send(packed)
+            if connection.unsent:
+                by = now() + seconds
+                while not connection.flush():
+                    if not wait_for({connection.fd: WRITE}, by):
+                        raise TimeoutError
+        except OSError as error:
+            raise self._endpoint.failure(error, seconds) from error
 
     def replies(self) -> list[Any]:
         """Read once from the socket. Returns the replies to the current round and discards those
         to earlier rounds."""
-        found = []
+        found, following = [], self._connection.next
         try:
-            data = self._recv(READ_SIZE)
-            if not data:
-                raise EOFError("closed by the server")
-            self._feed(data)
-            while isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-                self._feed(self._recv(READ_SIZE))
-            while (reply := self._gets()) is not INCOMPLETE:
+            self._connection.collect()
+            while (reply := following()) is not PENDING:
                 if self.unread:
                     self._discard(reply)
                 else:
                     found.append(reply)
-        except (OSError, EOFError) as error:
-            raise unreachable(self.address, error, self._seconds) from error
+        except RedisConnectionBroken:
+            raise
+        except OSError as error:
+            raise self._endpoint.failure(error, self._endpoint.request_seconds) from error
         return found
 
     def _discard(self, reply: Any) -> None:
@@ -125,6 +147,7 @@ class BlockingBroadcast:
 
     def __init__(self, access: Access, nodes: Nodes, limit: int) -> None:
         self.access, self.nodes, self._limit = access, nodes, limit
+        self._connector = Connector(access, limit, blocking=True)
         self._total = len(nodes.members)
         self._idle: list[NodeConnections] = []
         self._connection_limit = ConnectionLimit(limit)
@@ -255,20 +278,19 @@ class BlockingBroadcast:
 
     def _connect(self, node: RedlockNode, until: float | None) -> NodeLink:
         seconds = self.access.seconds_until(until)
-        soon = now() + (min(seconds, CONNECT_SECONDS) if self.nodes.spare(node) else seconds)
-        link = NodeLink(self.access, node, soon)
+        # A node that hangs must leave time for the others: each gets half of what is left.
+        soon = now() + (min(seconds / 2, CONNECT_SECONDS) if self.nodes.spare(node) else seconds)
+        missed = list(node.missed)
+        commands = (*self.nodes.greeting, *missed)
+        begun = self._connector.begin(self.access, node.address, commands, soon)
+        connection, replies = run_now(begun)
         try:
-            link.limit(self.access.seconds_until(soon))
-            missed = list(node.missed)
-            link.send(b"".join((*self.nodes.greeting, *missed)))
-            replies = [link.receive(soon) for _ in (*self.nodes.greeting, *missed)]
             self.nodes.check_info(node, replies[0])
             node.caught_up(missed)
-            link.limit(self.access.request_seconds)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return NodeLink(connection, RedisEndpoint(self.access, node.address))
 
     def _revive(self, node: RedlockNode, *, at_once: bool = False) -> None:
         """Try to connect to a node that is down, in a background thread."""
@@ -392,16 +414,13 @@ class BlockingBroadcast:
         connections = self._pop()
         if connections is not None:
             return connections
-        deadline = time.monotonic() + self.access.seconds_until(until)
-        connection_limit, permit = self._connection_limit, None
-        with connection_limit.mutex:
-            while not (connections := self._pop()) and not (permit := connection_limit.take()):
-                if not connection_limit.wait(deadline - time.monotonic()):
-                    raise RedisConnectionBroken(
-                        f"all {self._limit} connections to {self.nodes.display} are busy",
-                        closed=False,
-                    )
-        return connections or NodeConnections(self.nodes.members, permit)
+        by = now() + self.access.seconds_until(until)
+        found = self._connection_limit.admit(self._pop, by)
+        if found is None:
+            raise RedisConnectionBroken(
+                f"all {self._limit} connections to {self.nodes.display} are busy", closed=False
+            )
+        return NodeConnections(self.nodes.members, found) if isinstance(found, Permit) else found
 
     def _pop(self) -> NodeConnections | None:
         try:
@@ -414,7 +433,7 @@ class BlockingBroadcast:
             if self._closed:
                 connections.close()
             self._idle.append(connections)
-            self._connection_limit.call()
+        self._connection_limit.call()
 
     def forget(self) -> None:
         for connections in self._idle:

@@ -7,26 +7,20 @@ that the waiters do not split the votes among them.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.backoff import SUBSCRIPTION_LOST_SECONDS
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.io.limits import SingleFlight, look_by
-from holdfast.io.resp import INCOMPLETE, ReplyReader, pack
-from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores.redis.aio import RedisProtocol
-from holdfast.stores.redis.blocking import BlockingRedisConnection
-from holdfast.stores.redis.replies import RedisConnectionBroken
-from holdfast.stores.redis.url import Access
+from holdfast.io.resp import pack
+from holdfast.io.wakeups import Messages, Subscription, new_hub
+from holdfast.stores.redis.connection import Connector
 from holdfast.stores.redlock.nodes import CONNECT_SECONDS, Nodes, RedlockNode
 
-__all__ = ["AsyncNameWakeups", "BlockingNameWakeups", "Listeners"]
+__all__ = ["Listeners", "NameWakeups"]
 
 MOST_CHANNELS = 4096
 SPREAD_SECONDS = 0.002
@@ -53,9 +47,17 @@ class Listeners:
         if key in keys:
             return False
         keys[key] = None
-        if len(self._keys) > MOST_CHANNELS:
-            self._keys.pop(next(iter(self._keys)), None)
         return True
+
+    def evict(self) -> str | None:
+        """Drop the oldest channel if there are too many: its claims attempt again without a
+        wake-up. Returns the channel if it has to be unsubscribed."""
+        if len(self._keys) <= MOST_CHANNELS:
+            return None
+        channel = next(iter(self._keys))
+        del self._keys[channel]
+        self._wakeup_counts.pop(channel, None)
+        return None if self._live.pop(channel, None) is None else channel
 
     def leave(self, channel: str, key: str) -> bool:
         """Remove a waiting claim. Returns whether to unsubscribe: no other claim waits there."""
@@ -119,56 +121,25 @@ class Listeners:
         return random.uniform(0.0, min(LONGEST_SPREAD_SECONDS, SPREAD_SECONDS * others))
 
 
-class NameSubscription:
-    """A subscribed connection that a ``BlockingWakeupHub`` reads."""
+class NameWakeups:
+    """The waiters of a backend, many names, and the subscription that wakes them."""
 
-    def __init__(
-        self, access: Access, node: RedlockNode, read_message: Callable[[list[bytes]], list[str]]
-    ) -> None:
-        self.node, self._read_message = node, read_message
-        self._link = BlockingRedisConnection(access, node.address, now() + CONNECT_SECONDS)
-        self._link.listen()
-
-    def send(self, word: str, channel: str) -> None:
-        self._link.send(pack(word, channel))
-
-    def fileno(self) -> int:
-        return self._link.fileno()
-
-    def read(self) -> list[str]:
-        messages = self._link.messages()
-        return [
-            key
-            for message in messages
-            if type(message) is list
-            for key in self._read_message(message)
-        ]
-
-    def close(self) -> None:
-        self._link.close()
-
-    def forget(self) -> None:
-        self._link.forget()
-
-
-class BlockingNameWakeups:
-    """Wake-ups for a blocking backend: many threads wait for many names."""
-
-    def __init__(self, access: Access, nodes: Nodes) -> None:
-        self._access, self._nodes = access, nodes
+    def __init__(self, connector: Connector, nodes: Nodes) -> None:
+        self._connector, self._nodes = connector, nodes
         self._listeners = Listeners()
-        self._hub = BlockingWakeupHub()
+        self._hub = new_hub(blocking=connector.blocking)
         # Re-entrant: a signal handler may wait, or leave, while its own thread holds the mutex.
         self._mutex = threading.RLock()
         self._single_flight = SingleFlight()
-        self._subscription: NameSubscription | None = None
+        self._subscription: Messages | None = None
+        self._node: RedlockNode | None = None
+        """The node of the subscription."""
 
     def listens(self, channel: str, index: int) -> bool:
         """Whether the node counts this backend among the subscribers of the channel."""
-        subscription = self._subscription
         return (
-            subscription is not None
-            and subscription.node is self._nodes.members[index]
+            self._subscription is not None
+            and self._node is self._nodes.members[index]
             and self._listeners.is_known(channel)
         )
 
@@ -179,175 +150,41 @@ class BlockingNameWakeups:
     async def wait(self, channel: str, key: str, until: float) -> None:
         """Wait for a release, at the latest until ``until``. The first wait of a claim returns as
         soon as the subscription is active: a release before that moment may have been missed."""
-        new = self._join(channel, key, until)
+        new = await self._join(channel, key, until)
         if new and self._listeners.is_live(channel):
             return
+        polls = self._subscription is None
         try:
-            woken = self._hub.wait(key, until if self._subscription is not None else look_by(until))
-        except (RedisConnectionBroken, OSError):
+            woken = await self._hub.waited(key, look_by(until) if polls else until)
+        except OSError:
             self._drop()
-            time.sleep(random.uniform(*SUBSCRIPTION_LOST_SECONDS))
+            await self._hub.pause(random.uniform(*SUBSCRIPTION_LOST_SECONDS))
             return
         if woken:
-            time.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
+            pause = min(self._listeners.pause(channel), until - now())
+            await self._hub.pause(max(0.0, pause))
 
-    def _join(self, channel: str, key: str, until: float) -> bool:
+    async def _join(self, channel: str, key: str, until: float) -> bool:
         """Add a claim and subscribe to its channel if needed. Returns whether the claim is new, or
         the subscription was lost."""
         with self._mutex:
             new = self._listeners.join(channel, key)
-            if self._subscription is not None and self._subscription.node.down:
+            if self._subscription is not None and self._node is not None and self._node.down:
                 self._drop()
         if self._subscription is None:
-            self._open(until)
+            await self._open(until)
         with self._mutex:
             try:
+                evicted = self._listeners.evict()
+                if self._subscription is not None and evicted is not None:
+                    self._subscription.send(pack("UNSUBSCRIBE", evicted))
                 if self._subscription is not None and not self._listeners.is_known(channel):
                     self._listeners.begin_subscribe(channel)
-                    self._subscription.send("SUBSCRIBE", channel)
-            except RedisConnectionBroken:
+                    self._subscription.send(pack("SUBSCRIBE", channel))
+            except OSError:
                 self._drop()
                 return True
         return new
-
-    def _open(self, until: float) -> None:
-        """Open the subscription, unless another call is opening it."""
-        permit = self._single_flight.begin()
-        if permit is None:
-            return
-        began = now()
-        try:
-            if self._subscription is None and not self._attach(until):
-                # The next attempt reports the error; the back-off keeps waiters from spinning.
-                self._single_flight.failed(began)
-                return
-        finally:
-            self._single_flight.end(permit)
-        self._hub.wake(EVERYBODY)  # waiters that poll can now rely on the subscription
-
-    def _attach(self, until: float) -> bool:
-        for node in self._nodes.members:
-            if node.down or now() >= until:
-                continue
-            try:
-                subscription = NameSubscription(self._access, node, self._listeners.read_message)
-            except BackendUnavailable as error:
-                node.failed(error)
-                continue
-            self._subscription = subscription
-            self._hub.attach(subscription)
-            return True
-        return False
-
-    def _drop(self) -> None:
-        self._subscription = None
-        for key in self._listeners.reset():
-            self._hub.wake(key)
-
-    def leave(self, channel: str, key: str) -> None:
-        """End the wait of a claim; unsubscribe if no other claim waits on the channel."""
-        with self._mutex:
-            empty = self._listeners.leave(channel, key)
-            self._hub.forget(key)
-            subscription = self._subscription
-            if empty and subscription is not None:
-                try:
-                    subscription.send("UNSUBSCRIBE", channel)
-                except RedisConnectionBroken:
-                    self._drop()
-
-    def wake(self, key: str) -> None:
-        self._hub.wake(key)
-
-    def forget(self) -> None:
-        if self._subscription is not None:
-            self._subscription.forget()
-        self._hub.discard()
-
-    async def close(self) -> None:
-        self._hub.close()
-
-
-class AsyncNameSubscription(RedisProtocol):
-    """A subscribed connection that passes each message to a callback."""
-
-    def __init__(
-        self,
-        node: RedlockNode,
-        read_message: Callable[[Any], None],
-        lost: Callable[[AsyncNameSubscription], None],
-    ) -> None:
-        self.node, self._read_message = node, read_message
-        self._lost: Callable[[AsyncNameSubscription], None] | None = lost
-        reader = ReplyReader()
-        self._feed, self._gets = reader.feed, reader.gets
-
-    def send(self, word: str, channel: str) -> None:
-        self.write(pack(word, channel))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._feed(data)
-            while (reply := self._gets()) is not INCOMPLETE:
-                self._read_message(reply)
-        except ConnectionError:
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._lost is not None:
-            self._lost(self)
-
-    @property
-    def closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self._lost = None
-        self.abort()
-
-
-class AsyncNameWakeups:
-    """Wake-ups for an asyncio backend: many tasks wait for many names."""
-
-    def __init__(self, access: Access, nodes: Nodes) -> None:
-        self._access, self._nodes = access, nodes
-        self._listeners = Listeners()
-        self._hub = AsyncWakeupHub()
-        self._single_flight = SingleFlight()
-        self._subscription: AsyncNameSubscription | None = None
-        self._closed = False
-
-    def listens(self, channel: str, index: int) -> bool:
-        """Whether the node counts this backend among the subscribers of the channel."""
-        subscription = self._subscription
-        return (
-            subscription is not None
-            and subscription.node is self._nodes.members[index]
-            and self._listeners.is_known(channel)
-        )
-
-    def wakeup_count(self, channel: str) -> int:
-        """Count the release messages that arrived on a channel while claims waited."""
-        return self._listeners.wakeup_count(channel)
-
-    async def wait(self, channel: str, key: str, until: float) -> None:
-        """Wait for a release, at the latest until ``until``. The first wait of a claim returns as
-        soon as the subscription is active: a release before that moment may have been missed."""
-        new = self._listeners.join(channel, key)
-        subscription = self._subscription
-        if subscription is not None and subscription.node.down:
-            self._drop()
-        if self._subscription is None:
-            await self._open(until)
-        subscription = self._subscription
-        if subscription is not None and not self._listeners.is_known(channel):
-            self._listeners.begin_subscribe(channel)
-            subscription.send("SUBSCRIBE", channel)
-        if new and self._listeners.is_live(channel):
-            return
-        if await self._hub.wait(key, until if subscription is not None else look_by(until)):
-            await asyncio.sleep(max(0.0, min(self._listeners.pause(channel), until - now())))
 
     async def _open(self, until: float) -> None:
         """Open the subscription, unless another call is opening it."""
@@ -356,7 +193,7 @@ class AsyncNameWakeups:
             return
         began = now()
         try:
-            if not await self._attach(until):
+            if self._subscription is None and not await self._attach(until):
                 # The next attempt reports the error; the back-off keeps waiters from spinning.
                 self._single_flight.failed(began)
                 return
@@ -365,64 +202,64 @@ class AsyncNameWakeups:
         self._hub.wake_all()  # waiters that poll can now rely on the subscription
 
     async def _attach(self, until: float) -> bool:
+        connector = self._connector
         for node in self._nodes.members:
             if node.down or now() >= until:
                 continue
-            subscription = AsyncNameSubscription(node, self._read_message, self._lost)
+            soon = now() + CONNECT_SECONDS
             try:
-                await subscription.connect(self._access, node.address, now() + CONNECT_SECONDS)
+                connection, _ = await connector.begin(connector.access, node.address, (), soon)
             except BackendUnavailable as error:
                 node.failed(error)
                 continue
-            if self._closed:
+            subscription = Messages(connection, self._read_message)
+            try:
+                # In this order: it may break, in another thread, as soon as it is attached.
+                self._subscription, self._node = subscription, node
+                self._hub.attach(subscription, self._lost)
+            except BaseException:
+                self._subscription = None
                 subscription.close()
-                return True
-            if not subscription.closing:
-                self._subscription = subscription
-                return True
+                raise
+            return True
         return False
 
-    def _read_message(self, message: Any) -> None:
-        if type(message) is list:
-            for key in self._listeners.read_message(message):
-                self._hub.wake(key)
+    def _read_message(self, message: Any) -> list[tuple[str, None]]:
+        if type(message) is not list:
+            return []
+        return [(key, None) for key in self._listeners.read_message(message)]
 
-    def _lost(self, subscription: AsyncNameSubscription) -> None:
-        if self._subscription is subscription:
-            # Wake all waiters, so that they attempt and subscribe again. The pause gives a node
-            # that restarts time to come back.
-            self._subscription, keys = None, self._listeners.reset()
-            asyncio.get_running_loop().call_later(
-                random.uniform(*SUBSCRIPTION_LOST_SECONDS), self._wake, keys
-            )
-
-    def _wake(self, keys: list[str]) -> None:
-        for key in keys:
-            self._hub.wake(key)
+    def _lost(self, subscription: Subscription) -> None:
+        with self._mutex:  # not while another thread subscribes to a channel
+            if self._subscription is subscription:
+                self._subscription = None
+                self._listeners.reset()
 
     def _drop(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.close()
-        self._wake(self._listeners.reset())
+        with self._mutex:
+            self._subscription = None
+            for key in self._listeners.reset():
+                self._hub.wake(key)
 
     def leave(self, channel: str, key: str) -> None:
         """End the wait of a claim; unsubscribe if no other claim waits on the channel."""
-        empty = self._listeners.leave(channel, key)
-        self._hub.forget(key)
-        if empty and self._subscription is not None and not self._subscription.closing:
-            self._subscription.send("UNSUBSCRIBE", channel)
+        with self._mutex:
+            empty = self._listeners.leave(channel, key)
+            self._hub.forget(key)
+            if empty and self._subscription is not None:
+                try:
+                    self._subscription.send(pack("UNSUBSCRIBE", channel))
+                except OSError:
+                    self._drop()
 
     def wake(self, key: str) -> None:
         self._hub.wake(key)
 
     def forget(self) -> None:
-        if self._subscription is not None:
+        """In a forked child, or on a later event loop: let the subscription go."""
+        if self._connector.blocking and self._subscription is not None:
             self._subscription.forget()
+        self._hub.discard()
 
-    async def close(self) -> None:
-        self._closed = True
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            subscription.close()
-        self._hub.wake_all()
+    def close(self) -> None:
+        self._hub.close()

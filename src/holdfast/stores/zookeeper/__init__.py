@@ -13,7 +13,8 @@ The lowest sequence numbers that fit together hold; the others wait, each watchi
 Reading order: ``queue`` (what is stored, and which claims it admits), ``node`` (the claims of this
 process), ``backend`` (the contract), ``wakeups`` (how a wait ends), ``session`` (which time is
 certain), ``store`` and ``pending`` (what is shared by the backends of a client, and the deletes
-that are retried), ``inspect`` (what people are shown), ``url``; ``client`` (packets and I/O).
+that are retried), ``inspect`` (what people are shown), ``url``; in ``client``: ``packets``,
+``greeting``, ``connection`` (which threads and tasks share), ``heartbeats``.
 """
 
 from __future__ import annotations

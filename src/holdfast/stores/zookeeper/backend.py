@@ -9,12 +9,10 @@ the time of a hold is certain.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar, cast
-
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.backoff import (
@@ -34,14 +32,13 @@ from holdfast.core.contract import (
 )
 from holdfast.core.ordered import shown_unreadable
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
-from holdfast.stores.zookeeper.client.completion import (
-    AsyncCompletion,
-    BlockingCompletion,
-    Completion,
-    WakeSignal,
-)
+from holdfast.io.blocking import WORLD as BLOCKING_WORLD
+from holdfast.io.connection import World
+from holdfast.stores.zookeeper.client.completion import BlockingCompletion, Completion
+from holdfast.stores.zookeeper.client.greeting import Access
 from holdfast.stores.zookeeper.client.packets import (
     ANY_VERSION,
+    BadVersion,
     Check,
     Checks,
     Container,
@@ -51,6 +48,8 @@ from holdfast.stores.zookeeper.client.packets import (
     Exists,
     Listing,
     Multi,
+    NodeExists,
+    NoNode,
     Persistent,
     Plain,
     Read,
@@ -88,7 +87,7 @@ from holdfast.stores.zookeeper.queue import (
 )
 from holdfast.stores.zookeeper.session import NEVER, ZooKeeperSession
 from holdfast.stores.zookeeper.store import ZooKeeperStore
-from holdfast.stores.zookeeper.wakeups import ListingPrefetch, WaitEnd
+from holdfast.stores.zookeeper.wakeups import ListingPrefetch, WaitEnd, WakeSignal
 
 __all__ = ["ZooKeeperBackend"]
 
@@ -190,7 +189,7 @@ def _was_modified(delete: Request) -> bool:
     """Whether a delete failed because the node's data changed after it was read: the claim has
     taken slots, or written how many wait behind it."""
     results = delete.value if isinstance(delete, Multi) else [delete.error]
-    return any(isinstance(result, BadVersionError) for result in results)
+    return any(isinstance(result, BadVersion) for result in results)
 
 
 class ZooKeeperBackend:
@@ -198,9 +197,12 @@ class ZooKeeperBackend:
 
     def __init__(self, store: ZooKeeperStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
-        self._completion: type[Completion] = (
-            BlockingCompletion if runtime.blocking else AsyncCompletion
-        )
+        self._completion: type[Completion] = BlockingCompletion
+        self._world: World = BLOCKING_WORLD
+        if not runtime.blocking:  # loaded here: an import would delay the event loop later
+            from holdfast.stores.zookeeper.client import aio
+
+            self._completion, self._world, self._attach = aio.AsyncCompletion, aio.WORLD, aio.attach
         self._closed = False
 
     # Acquiring
@@ -618,7 +620,7 @@ class ZooKeeperBackend:
         known = self.store.sessions.get(key)
         if known is None or not known.used:
             return  # no request was ever sent
-        # If this fails, the session's thread retries for as long as the session exists.
+        # If this fails, the thread of the heartbeats retries for as long as the session exists.
         pending = self.store.pending_deletes.add(PendingDelete(key, claim, 0.0))
         session = await self.connected_session(key, until)
         parent = self.store.parent(claim.name)
@@ -702,6 +704,7 @@ class ZooKeeperBackend:
     ) -> Renewal:
         answer = _RenewResult()
         batches = await self._group_by_session(grants, waits, answer, until)
+        batches.sort(key=lambda batch: not batch.session.up)
         # To all sessions at once: a session without connection must not delay the others.
         for batch in batches:
             if batch.session.up:
@@ -918,7 +921,7 @@ class ZooKeeperBackend:
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
         session = await self.any_session()
         listing = Listing(self.store.locks_path())
-        await self.request(session, listing)
+        await self.request(session, Sync(self.store.root), listing)
         found = sorted((decode_name(node), node) for node in listing.value or ())
         found = [each for each in found if each[0].startswith(prefix) and each[0] > (cursor or "")]
         page = found[:limit]
@@ -996,10 +999,10 @@ class ZooKeeperBackend:
             await self.connected_session(USUAL_TTL)
         except Unsupported as error:
             findings.append(Finding("ttl", f"the default does not fit: {error}", "warning"))
-        if len(self.store.options.hosts.split(",")) < 3:
+        if len(self.store.options.hosts) < 3:
             detail = "the URL names fewer than three servers: the loss of one may stop all locks"
             findings.append(Finding("ensemble", detail, "warning"))
-        if not self.store.options.client:
+        if type(self.store.options.access) is Access:
             detail = "no user is set: every client that reaches the servers may change the nodes"
             findings.append(Finding("access", detail, "warning"))
         return findings
@@ -1021,9 +1024,9 @@ class ZooKeeperBackend:
             if not multi.failed:
                 await self._purge(session)
                 return True
-            if isinstance(multi.value[0], NoNodeError):
+            if isinstance(multi.value[0], NoNode):
                 return False
-            if not isinstance(multi.value[1], NoNodeError):  # another client created it
+            if not isinstance(multi.value[1], NoNode):  # another client created it
                 change = Write(path, data)
                 continue
             if isinstance(change, Plain):
@@ -1034,7 +1037,8 @@ class ZooKeeperBackend:
     async def recall(self, name: str) -> Record | None:
         session = await self.any_session()
         read = Read(self._record_path(name))
-        await self.request(session, read)
+        # A session on another server wrote it: without the sync a job could run twice.
+        await self.request(session, Sync(self.store.root), read)
         if read.error is not None:
             return None
         kept = read_record(read.value[0])
@@ -1085,20 +1089,13 @@ class ZooKeeperBackend:
         """The session for ttls of ``key`` seconds, connected; 0 for the session that holds nothing.
         Raises ``BackendUnavailable`` if connecting takes longer than a request may."""
         known = self.store.sessions.get(key)
-        if known is not None and known.up and not known.dead:
+        if known is not None and not known.dead and known.check_connection():
             return known
         session = self.store.session(key)
-        if session.up:
-            return session
-        deadline = self.runtime.now() + self.store.settings.request_seconds
-        signal = self.runtime.signal()
-        if session.add_connect_callback(signal.set):
-            try:
-                await self.runtime.wait(signal, deadline if until is None else min(until, deadline))
-            finally:
-                session.remove_connect_callback(signal.set)
-        session.retire()
-        session.check()
+        if not session.up:
+            deadline = self.runtime.now() + self.store.settings.request_seconds
+            by = deadline if until is None else min(until, deadline)
+            await session.open(self.runtime, self._world, by)
         return session
 
     async def any_session(self) -> ZooKeeperSession:
@@ -1130,10 +1127,14 @@ class ZooKeeperBackend:
 
     async def _wait_for(self, session: ZooKeeperSession, wake: WakeSignal, until: float) -> None:
         """Waits until the signal is set, by an event of the session or by another thread."""
+        connection = session.connection
+        if connection is None or connection.over:
+            return
         if isinstance(wake, BlockingCompletion):
-            session.reader.wait(wake, until - self.runtime.now())
-        else:
-            await self.runtime.wait(cast("Signal", wake), until)
+            connection.wait(wake, until, reply=False)
+            return
+        self._attach(connection)
+        await self.runtime.wait(cast("Signal", wake), until)
 
     async def make_node(
         self,
@@ -1148,11 +1149,11 @@ class ZooKeeperBackend:
         for _ in range(DEEPEST_PATH):
             await self.request(session, missing[-1], until=until)
             error = missing[-1].error
-            if isinstance(error, NoNodeError):
+            if isinstance(error, NoNode):
                 paths.append(paths[-1].rpartition("/")[0])
                 missing.append(Persistent(paths[-1], b"", self.store.acl))
                 continue
-            if error is not None and not isinstance(error, NodeExistsError):
+            if error is not None and not isinstance(error, NodeExists):
                 raise BackendUnavailable(f"{self.store.display} did not create {path!r}") from error
             missing.pop()
             paths.pop()
@@ -1176,8 +1177,12 @@ class ZooKeeperBackend:
 
     async def _close_sessions(self, sessions: Sequence[ZooKeeperSession]) -> None:
         """Ends sessions, and with them all their holds."""
+        until = self.runtime.now() + CLOSE_SECONDS
+        closing: list[tuple[ZooKeeperSession, Completion, Request]] = []
         for session in sessions:
-            if self.runtime.blocking:
-                session.close(CLOSE_SECONDS)
-            else:
-                await asyncio.to_thread(session.close, CLOSE_SECONDS)
+            completion = self._completion()
+            closing.append((session, completion, session.close(completion)))
+        for session, completion, request in closing:
+            with suppress(BackendUnavailable):
+                await session.finish(completion, until - self.runtime.now(), request)
+            session.disconnect()

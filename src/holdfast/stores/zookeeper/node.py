@@ -1,9 +1,9 @@
 """One claim of this process, its node in the queue, and the state of that node.
 
 Several threads change the state of a node: its owner's thread and a thread that releases the lock
-in its favour grant it, the renewer renews it, and the session's thread ends it if it is not kept or
-its owner is absent. The thread that ends a node deletes it. From then on no thread may grant it,
-even if that thread saw the claim admitted a moment before.
+in its favour grant it, the renewer renews it, and the thread of the heartbeats ends it if it is not
+kept or its owner is absent. The thread that ends a node deletes it. From then on no thread may
+grant it, even if that thread saw the claim admitted a moment before.
 
 So a node's state is a linked list that is extended by an atomic ``dict.setdefault``: of two
 concurrent transitions one wins, and the other one decides again by the new state. It is lock-free
@@ -21,8 +21,7 @@ from holdfast.claim import Busy, Claim, Grant
 from holdfast.core.contract import GRACE_SECONDS, STALE_SECONDS
 
 if TYPE_CHECKING:
-    from holdfast.stores.zookeeper.client.completion import WakeSignal
-    from holdfast.stores.zookeeper.wakeups import PrefetchedListing
+    from holdfast.stores.zookeeper.wakeups import PrefetchedListing, WakeSignal
 
 __all__ = ["ClaimNode", "NodeState", "Presence", "ZooKeeperEntry"]
 

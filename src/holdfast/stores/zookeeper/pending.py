@@ -1,4 +1,4 @@
-"""Deletes that the session's thread retries until the nodes are gone.
+"""Deletes that the thread of the heartbeats retries until the nodes are gone.
 
 A delete may be lost with its connection. The node would then stay for as long as its session
 exists, and the claims behind it would wait for that long.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import NoNodeError
-
 from holdfast.claim import Claim, Mode
 from holdfast.io import clock
 from holdfast.stores.zookeeper.client.packets import (
@@ -18,6 +16,7 @@ from holdfast.stores.zookeeper.client.packets import (
     Delete,
     Listing,
     Multi,
+    NoNode,
     Read,
     Request,
 )
@@ -73,7 +72,7 @@ class PendingDeletes:
         if found is not None and found is not pending:
             self._pending.setdefault(pending.claim.owner, found)
 
-    # On the session's thread, or the thread that reads a reply
+    # On the thread of the heartbeats, or the thread that reads a reply
 
     def retry(self, session: ZooKeeperSession, pending: PendingDelete) -> None:
         """Deletes the nodes that still exist; removes the pending delete if there are none."""
@@ -87,7 +86,7 @@ class PendingDeletes:
             )
 
     def _delete_answered(self, pending: PendingDelete, request: Request) -> None:
-        if request.error is None or isinstance(request.error, NoNodeError):
+        if request.error is None or isinstance(request.error, NoNode):
             self.remove(pending)
 
     def _retry_all(self, session: ZooKeeperSession, pending: PendingDelete) -> None:
@@ -96,7 +95,7 @@ class PendingDeletes:
         def listed(request: Any) -> None:
             nodes = request.value if request.error is None else []
             own = [node for node in nodes if f".{digest(owner)}." in node]
-            answered = request.error is None or isinstance(request.error, NoNodeError)
+            answered = request.error is None or isinstance(request.error, NoNode)
             if answered and not own and clock.now() >= pending.until:
                 self.remove(pending)
             for node in own:

@@ -1,7 +1,7 @@
 """A ZooKeeper session: its connection, its certain time, its watches, and pipelined requests.
 
-A session serves threads and tasks. Both send their requests themselves. A thread also reads the
-replies itself; for tasks kazoo's thread reads them.
+A session serves threads and tasks at once, over one connection at a time. The caller that finds no
+connection opens one, to another server if the last one is gone, and the session goes on there.
 
 From when on time is certain. The leader decides when a session expires. It knows of a client's
 heartbeats by what the servers report to it every half tick; a reply to the client does not prove
@@ -19,32 +19,33 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from kazoo.exceptions import (
-    AuthFailedError,
-    BadVersionError,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-)
-from kazoo.security import ACL, OPEN_ACL_UNSAFE
-
-from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.io.clock import now
+from holdfast.core.contract import Runtime
+from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
+from holdfast.io.clock import between, now
+from holdfast.io.connection import Broken, World
+from holdfast.stores.zookeeper.client import greeting
 from holdfast.stores.zookeeper.client.completion import BlockingCompletion, Completion
-from holdfast.stores.zookeeper.client.connection import (
-    KazooLog,
-    ZooKeeperClient,
-    close_inherited,
-    end_session,
-    make_client,
-    submit,
+from holdfast.stores.zookeeper.client.connection import SharedConnection
+from holdfast.stores.zookeeper.client.greeting import NO_SESSION, Access, Greeting, ZooKeeperStream
+from holdfast.stores.zookeeper.client.heartbeats import Turn, heartbeats
+from holdfast.stores.zookeeper.client.packets import (
+    AuthFailed,
+    BadVersion,
+    Close,
+    ConnectionLost,
+    Exists,
+    Multi,
+    NoAuth,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Request,
 )
-from holdfast.stores.zookeeper.client.handler import KazooHandler
-from holdfast.stores.zookeeper.client.packets import Exists, Request
-from holdfast.stores.zookeeper.client.reader import SharedReader
+
+if TYPE_CHECKING:
+    from holdfast.stores.zookeeper.client.aio import AsyncCompletion
 
 __all__ = ["NEVER", "HeartbeatTask", "Watches", "ZooKeeperOptions", "ZooKeeperSession"]
 
@@ -54,23 +55,31 @@ BEATS_PER_TTL = 10
 KEPT_HEARTBEATS = 64
 SLACK_SECONDS = 0.05
 RETIRE_SECONDS = 15.0
+LEAST_CONNECT_SECONDS = 0.2
+IN_USE_SECONDS = 0.01
+"""A heartbeat comes this much later if another thread uses the connection at that moment."""
+CLOSE_SECONDS = 5.0
+"""How long an idle session may take to end."""
+STUCK_SECONDS = 2.0
+"""Another caller connects if the first one has not done so in this time: its event loop may be
+blocked."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
+"""Between two tries to connect to all servers."""
 USUAL_TICK_SECONDS = 2.0
 """``tickTime`` in ZooKeeper's sample configuration."""
 NEVER = float("-inf")
 Callback = Callable[[], None]
-_ANSWERS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+_ANSWERS = (BadVersion, NodeExists, NoNode, NotEmpty)
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperOptions:
     """The options of a URL: where the ensemble is and how to connect to it."""
 
-    hosts: str
+    hosts: tuple[tuple[str, int], ...]
     display: str
     request_seconds: float
-    acl: Sequence[ACL] = field(default=tuple(OPEN_ACL_UNSAFE))
-    client: dict[str, Any] = field(default_factory=dict, repr=False)
-    """kazoo's options for authentication."""
+    access: Access = field(default_factory=Access, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     tick: float | None = None
     """The servers' tick in seconds, if the URL names it."""
@@ -112,8 +121,28 @@ class Watches:
         return [*list(self._first.values()), *[callback for _, callback in list(self._others)]]
 
 
+class Opening:
+    """A connection that one caller opens, while others may wait for it."""
+
+    __slots__ = ("callbacks", "ended", "failure", "until")
+
+    def __init__(self) -> None:
+        self.until = now() + STUCK_SECONDS
+        """When it counts as stuck."""
+        self.ended = False
+        self.failure: HoldfastError | None = None
+        """An error that is final for all who wait for it."""
+        self.callbacks: dict[Callback, None] = {}
+
+    def end(self) -> None:
+        self.ended = True
+        for callback in list(self.callbacks):
+            with suppress(RuntimeError):  # the event loop was closed
+                callback()
+
+
 class ZooKeeperSession:
-    """One kazoo client. Ephemeral nodes and watches exist as long as the session of its ``id``."""
+    """Ephemeral nodes and watches exist as long as the session of its ``id``."""
 
     def __init__(
         self,
@@ -121,13 +150,10 @@ class ZooKeeperSession:
         ttl: float,
         floor: float | None,
         heartbeat_task: HeartbeatTask,
-        *,
-        tasks: bool = False,
     ) -> None:
         self.options, self.ttl, self.floor = options, ttl, floor
         self.id = 0
         """The session's id on the servers; 0 while there is none."""
-        self.up = False
         self.used = False
         """Whether it was ever connected: before that no request can have been sent."""
         self.timeout = 0.0
@@ -137,89 +163,162 @@ class ZooKeeperSession:
         self.clock = (0.0, 0.0)
         """The servers' wall clock, and the moment on our clock when it showed that."""
         self.refusal = ""
-        self.denied = False
-        """Whether authentication failed."""
+        """Why the servers can't honour the ttl."""
         self.holds_nothing = False
         """Whether the session has no claims, so that any session timeout is enough."""
         self.dead = False
+        """Whether it was closed."""
         self.idle_since = now()
         """When a heartbeat last found that the session is in use."""
         self.watches = Watches()
-        self.successor: dict[int, ZooKeeperSession] = {}
-        """The session that has replaced this dead one, under the key 0."""
-        self.reader = SharedReader(shared=options.tls is None and not tasks)
+        self.connection: SharedConnection | None = None
+        """The last connection, which may have ended."""
+        self._known = NO_SESSION
+        self._zxid = 0
+        """The last change that any reply has shown: a server that lags behind that is no use."""
+        self._hosts = deque(sorted(options.hosts, key=lambda _: between(0.0, 1.0)))
+        """The servers, in the order in which to try them."""
+        self._trouble = ""
+        """Why the last try to connect failed, or the last connection ended."""
         self._heartbeat_task = heartbeat_task
         self._heartbeats: deque[float] = deque(maxlen=KEPT_HEARTBEATS)
         self._connected_since = NEVER
-        self._next_heartbeat = self._last_up = 0.0
+        self._next_heartbeat = self._last_up = self._close_by = 0.0
         self._open_heartbeat: tuple[Request, float] | None = None
-        self._connect_callbacks: dict[Callback, None] = {}
-        self._log = KazooLog()
-        self._client: ZooKeeperClient | None = None
-        self._opener: dict[int, object] = {}
-        """The call that opens the session, under the key 0: only one does."""
+        self._opening: dict[int, Opening] = {}
+        """The call that opens a connection, under the key 0: only one does."""
         self._process = os.getpid()
 
-    # Opening and ending
-
-    def open(self) -> None:
-        """Starts to connect, unless another call does. Returns at once."""
-        me = object()
-        try:
-            if self._opener.setdefault(0, me) is me:
-                self._start()
-        finally:
-            if self._client is None and self._opener.get(0) is me:
-                del self._opener[0]
-
-    def _start(self) -> None:
-        connect_seconds = max(0.2, min(self.options.request_seconds, self.ttl) / 2)
-        self._client = make_client(
-            self,
-            KazooHandler(connect_seconds, self.options.tls, self.reader),
-            self._log,
-            hosts=self.options.hosts,
-            timeout=max(self.ttl, 1.0),
-            **self.options.client,
-        )
-        self._client.start_async()
-        if self.dead:  # closed at the same time
-            end_session(self._client, 0.0)
-
-    def close(self, seconds: float) -> None:
-        """Ends the session, waiting at most so many seconds for the server."""
-        self.dead = True
-        client = self._client
-        if client is not None:
-            end_session(client, seconds)
-
-    def forget(self) -> None:
-        """In a forked child, which has no kazoo thread: sends nothing to the servers."""
-        if self._client is not None and os.getpid() != self._process:
-            close_inherited(self._client)
-
     @property
-    def reusable(self) -> bool:
-        """Whether to use it further: a refusal is final, any other dead session is replaced."""
-        return bool(self.refusal) or not self.dead
+    def up(self) -> bool:
+        """Whether requests can be sent now."""
+        connection = self.connection
+        return connection is not None and not connection.over
 
-    def retire(self) -> None:
-        """Closes a session that was without connection for so long that it must have expired.
+    def check_connection(self) -> bool:
+        """Whether requests can be sent now, as far as the socket shows it."""
+        connection = self.connection
+        if connection is None or connection.over:
+            return False
+        connection.check()
+        return not connection.over
 
-        Servers that have lost their data refuse to reconnect a client with a newer state.
-        """
-        lost = now() - self._last_up
-        if not self.up and self.used and lost > max(3 * self.timeout, RETIRE_SECONDS):
-            self.close(0.0)
+    # Opening
 
-    # Called by kazoo's thread
+    async def open(self, runtime: Runtime, world: World, until: float) -> None:
+        """Connects, unless it is connected. Tries all servers again and again; raises
+        ``BackendUnavailable`` at ``until``, or sooner for what is final, and ``Unsupported`` if the
+        servers can't honour the ttl."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            self._check_usable()
+            await self._open_once(runtime, world, until)
+            left = until - now()
+            if self.up or left <= 0:
+                break
+            await runtime.sleep(min(left, runtime.between(0.5, 1.0) * pause))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        self.check()
 
-    def negotiate(self, floor: float) -> float | None:
-        self.floor = floor
+    async def _open_once(self, runtime: Runtime, world: World, until: float) -> None:
+        mine = Opening()
+        try:
+            other = self._opening.setdefault(0, mine)
+            if other is mine:
+                await self._connect(world, until)
+            else:
+                await self._wait_for(runtime, other, until)
+        except HoldfastError as error:
+            mine.failure = error
+            raise
+        finally:
+            if self._opening.get(0) is mine:
+                del self._opening[0]
+            mine.end()
+
+    async def _wait_for(self, runtime: Runtime, other: Opening, until: float) -> None:
+        """Waits for another caller that connects; takes its place if that one is stuck."""
+        signal = runtime.signal()
+        other.callbacks[signal.set] = None
+        if not other.ended:
+            await runtime.wait(signal, min(until, other.until))
+        other.callbacks.pop(signal.set, None)
+        if other.failure is not None:
+            raise other.failure.with_traceback(None)
+        if not other.ended and now() >= other.until and self._opening.get(0) is other:
+            self._opening.pop(0, None)
+
+    async def _connect(self, world: World, until: float) -> None:
+        """Tries each server once."""
+        # A server that is silent must leave time for the others.
+        seconds = max(LEAST_CONNECT_SECONDS, min(self.options.request_seconds, self.ttl) / 2)
+        for _ in range(len(self._hosts)):
+            host, port = self._hosts[0]
+            try:
+                by = min(until, now() + seconds)
+                if not await self._connect_to(world, host, port, by):  # it has expired: a new one
+                    await self._connect_to(world, host, port, by)
+                return
+            except HoldfastError:  # final
+                raise
+            except OSError as error:
+                # A try that the caller's deadline has cut short tells less than those before it.
+                if not self._trouble or not isinstance(error, TimeoutError) or now() < until:
+                    text = "it did not answer in time" if isinstance(error, TimeoutError) else error
+                    self._trouble = f"{host}:{port}: {text}"
+                self._hosts.rotate(-1)
+            if now() >= until:
+                return
+
+    async def _connect_to(self, world: World, host: str, port: int, until: float) -> bool:
+        """Connects to a server. Returns false if the session has expired."""
+        tls = self.options.tls
+        if self.floor is None:
+            stream = await greeting.open_stream(world, host, port, tls, until)
+            try:
+                self.floor = await greeting.shortest_session(world, stream, until)
+            finally:
+                stream.close()
+        milliseconds = int(self.negotiate(self.floor) * 1000)
+        self._retire()
+        stream = await greeting.open_stream(world, host, port, tls, until)
+        known = self._known
+        try:
+            began = now()
+            granted = await greeting.connect(world, stream, self._zxid, milliseconds, known, until)
+            if not granted.timeout_ms:
+                if not known.number:
+                    raise Broken("the server grants no session")
+                self._expire()
+                stream.close()
+                return False
+            await self._prove(world, stream, until)
+            if granted.timeout_ms < milliseconds and not self.holds_nothing:
+                if known.number:  # it was long enough on another server
+                    raise Broken(self._describe_too_short(granted.timeout_ms / 1000))
+                self.refusal = self._describe_too_short(granted.timeout_ms / 1000)
+                self._check_usable()
+            self._install(stream, granted, began)
+            return True
+        except BaseException:
+            with suppress(OSError):  # a new session that is not used ends now; a known one stays
+                if not known.number:
+                    stream.send(Close().pack(1))
+            stream.close()
+            raise
+
+    async def _prove(self, world: World, stream: ZooKeeperStream, until: float) -> None:
+        try:
+            await self.options.access.prove(world, stream, until)
+        except AuthFailed as error:
+            raise self._wrong_password() from error
+
+    def negotiate(self, floor: float) -> float:
+        """The session timeout to request, if this is the servers' shortest one. Raises
+        ``Unsupported``."""
         if self.ttl < floor and not self.holds_nothing:
             self.refusal = f"ZooKeeper's shortest session here is {floor:g} s"
-            self._end()
-            return None
+            self._check_usable()
         return self.ttl + self.lag + self.ttl / BEATS_PER_TTL + SLACK_SECONDS
 
     @property
@@ -230,22 +329,6 @@ class ZooKeeperSession:
         shows. So a tick is assumed to be at least the usual one, unless the URL names it."""
         tick = USUAL_TICK_SECONDS if self.options.tick is None else self.options.tick
         return max((self.floor or 0.0) / 2, tick)
-
-    def connected(self, began: float, granted: float) -> None:
-        client = self._client
-        assert client is not None
-        wanted = client._session_timeout / 1000
-        if granted < wanted - 0.001 and not self.holds_nothing:
-            self.refusal = self._describe_too_short(granted)
-            end_session(client, 0.0)
-        if client._session_id != self.id:
-            self._heartbeats.clear()
-            self.proven = NEVER
-        self.id, self.timeout = client._session_id or 0, granted
-        self._connected_since, self._next_heartbeat, self._open_heartbeat = began, began, None
-        self.up = not self.refusal
-        self.used = self.used or self.up
-        self._wake(list(self._connect_callbacks))
 
     def _describe_too_short(self, granted: float) -> str:
         longest = int((granted - self.lag - SLACK_SECONDS) / (1 + 1 / BEATS_PER_TTL))
@@ -259,52 +342,126 @@ class ZooKeeperSession:
             text += "?tick=SECONDS to the URL"
         return text
 
-    def disconnected(self, *, ended: bool) -> None:
-        if self.up:
-            self._last_up = now()
-        self.up = False
-        if ended:
-            self.id = 0
-            client = self._client
-            # Anything but an expired session is the end of the client.
-            state = "" if client is None else str(client.client_state)
-            if client is not None and state != "EXPIRED_SESSION":
-                self.denied = state == "AUTH_FAILED"
-                self._end()
+    def _install(self, stream: ZooKeeperStream, granted: Greeting, began: float) -> None:
+        """Uses a new connection from now on."""
+        before, number = self.connection, granted.session.number
+        if number != self.id:
+            self._expire()
+        self._known, self.timeout = granted.session, granted.timeout_ms / 1000
+        self._connected_since, self._next_heartbeat, self._open_heartbeat = began, began, None
+        self.id, self.used = number, True
+        connection = self.connection = SharedConnection(stream, self)
+        if before is not None and not before.over:  # two have connected: this session moved here
+            before.end(Broken("replaced by a newer connection"))
+        if self.dead:  # closed at the same time
+            self.close()
+        try:
+            heartbeats.add(self)
+        except RuntimeError as error:  # no more threads: the session would expire unnoticed
+            connection.end(Broken(str(error)))
+
+    def _expire(self) -> None:
+        """The session of the last id has ended, and all its nodes with it."""
+        self.id, self._known = 0, NO_SESSION
+        self._heartbeats.clear()
+        self.proven = NEVER
         self._wake(self.watches.all())
 
-    def _end(self) -> None:
+    def _retire(self) -> None:
+        """Gives up a session that was without connection for so long that it must have expired.
+
+        Servers that have lost their data refuse to reconnect a client with a newer state.
+        """
+        lost = now() - self._last_up
+        if not self.up and lost > max(3 * self.timeout, RETIRE_SECONDS):
+            self._zxid = 0
+            self._expire()
+
+    # Ending
+
+    def disconnected(self, connection: SharedConnection) -> None:
+        """A connection has ended: the session may go on over another one."""
+        self._zxid = max(self._zxid, connection.zxid)
+        if connection is self.connection:
+            self._trouble = connection.reason
+            self._last_up = now()
+            self._hosts.rotate(-1)
+        self._wake(self.watches.all())  # the server has dropped them, also if another one is in use
+
+    def close(self, completion: Completion | None = None) -> Request:
+        """Ends the session; returns the request for that. Does not wait."""
         self.dead = True
-        self._wake(list(self._connect_callbacks))
+        self._close_by = now() + CLOSE_SECONDS
+        request = Close()
+        request.completion = completion
+        self.send(request)
+        return request
+
+    def disconnect(self) -> None:
+        """Ends the connection, after ``close``."""
+        if self.connection is not None:
+            self.connection.end(Broken("closed"))
+
+    def forget(self) -> None:
+        """In a forked child: sends nothing to the servers."""
+        if self.connection is not None and os.getpid() != self._process:
+            self.connection.forget()
 
     def _wake(self, callbacks: Iterable[Callback]) -> None:
         for callback in callbacks:
             with suppress(RuntimeError):  # the event loop was closed
                 callback()
 
-    def heartbeat(self) -> float | None:
-        moment = now()
-        interval = self.ttl / BEATS_PER_TTL
+    # Heartbeats, on the thread of the heartbeats
+
+    def beat(self, moment: float) -> Turn | None:
+        """Sends a heartbeat if it is time; ends a connection whose heartbeat is not answered."""
+        connection = self.connection
+        if connection is None or connection.over:
+            return None
+        if connection.in_use:
+            return Turn(moment + IN_USE_SECONDS)
+        if self.dead:
+            if moment > self._close_by:
+                connection.end(Broken("closed"))
+                return None
+            return Turn(self._close_by, connection)
+        at = self._heartbeat(connection, moment)
+        due = self._open_heartbeat is not None or connection.unsent or connection.needs_reader
+        return Turn(at, connection if due else None)
+
+    def _heartbeat(self, connection: SharedConnection, moment: float) -> float:
+        """Returns when to look again."""
         if self._open_heartbeat is not None:
             request, sent = self._open_heartbeat
             if request.value is None and request.error is None:
-                silent = moment - sent > max(self.timeout / 5, min(1.0, self.timeout / 2))
-                return None if silent else interval
+                return self._check_silence(connection, moment, sent)
             if request.error is None:
                 self._heartbeats.append(sent)
             self._open_heartbeat = None
         if moment >= self._next_heartbeat:
-            self._next_heartbeat = moment + interval
+            self._next_heartbeat = moment + self.ttl / BEATS_PER_TTL
             self._run_heartbeat_task(moment)
-            request = Exists("/")
-            self._open_heartbeat = request, moment
-            self.send(request)
-        return max(0.0, self._next_heartbeat - moment)
+            if not self.dead:
+                request = Exists("/")
+                self._open_heartbeat = request, moment
+                connection.send([request])
+        return self._next_heartbeat
+
+    def _check_silence(self, connection: SharedConnection, moment: float, sent: float) -> float:
+        silent_at = sent + max(self.timeout / 5, min(1.0, self.timeout / 2))
+        if moment < silent_at:
+            return silent_at
+        connection.collect()  # a process that was stopped may find the reply now
+        heartbeat = self._open_heartbeat
+        if heartbeat is not None and heartbeat[0].value is None and heartbeat[0].error is None:
+            connection.end(Broken("the server does not answer"))
+        return moment
 
     def _run_heartbeat_task(self, moment: float) -> None:
         try:
             self._heartbeat_task(self, moment)
-        except Exception:  # kazoo's thread must go on
+        except Exception:  # the heartbeat must go on
             log.exception("the clean-up of nodes on %s failed", self.options.display)
 
     # Certain time
@@ -313,7 +470,9 @@ class ZooKeeperSession:
         """When the ttl began that is certain by a write, which was sent at ``sent`` and answered in
         the session with the id ``number``. ``NEVER`` if that session has ended since."""
         reported = self._connected_since
-        for heartbeat in reversed(tuple(self._heartbeats)):  # kazoo's thread adds to them
+        for heartbeat in reversed(
+            tuple(self._heartbeats)
+        ):  # the thread of the heartbeats adds to them
             if heartbeat <= sent - self.lag:
                 reported = max(reported, heartbeat)
                 break
@@ -330,69 +489,55 @@ class ZooKeeperSession:
 
     # Requests
 
-    def add_connect_callback(self, callback: Callback) -> bool:
-        """Calls back once the session is connected or dead; false if it is so already."""
-        self._connect_callbacks[callback] = None
-        if self.up or self.dead:
-            self._connect_callbacks.pop(callback, None)
-            return False
-        return True
-
-    def remove_connect_callback(self, callback: Callback) -> None:
-        self._connect_callbacks.pop(callback, None)
+    def _check_usable(self) -> None:
+        if self.refusal:
+            raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
+        if self.dead:
+            raise BackendUnavailable(f"{self.options.display} was closed")
 
     def check(self) -> None:
         """Raises ``Unsupported`` or ``BackendUnavailable`` unless requests can be sent now."""
-        if self.refusal:
-            raise Unsupported(f"{self.options.display}: a ttl of {self.ttl:g} s: {self.refusal}")
-        if self.denied:
-            raise self._wrong_password()
+        self._check_usable()
         if not self.up:
-            trouble = f": {self._log.trouble}" if self._log.trouble else ""
+            trouble = f": {self._trouble}" if self._trouble else ""
             raise BackendUnavailable(f"{self.options.display} is not connected{trouble}")
 
     def send(self, *requests: Request) -> None:
         """Sends requests back to back. The last request's ``completion`` ends the wait."""
-        client = self._client
-        assert client is not None
-        submit(client, requests)
+        connection = self.connection
+        if connection is not None:
+            connection.send(requests)
+            return
+        for request in requests:
+            request.fail(ConnectionLost(self._trouble))
 
     def start(self, completion: Completion, *requests: Request) -> None:
         """Sends requests back to back; ``finish`` waits for their replies."""
         requests[-1].completion = completion
-        try:
-            self.send(*requests)
-        except BaseException:  # an interrupt
-            for request in requests:
-                request.withdraw()
-            raise
+        self.send(*requests)
 
     async def finish(self, completion: Completion, seconds: float, *requests: Request) -> None:
         """Waits for all replies to the requests of ``start``.
 
         An error that is a normal reply (such as a missing node) stays in the request's ``error``;
-        any other error is raised. A request that is not sent by the deadline is never sent.
+        any other error is raised.
         """
-        answered = False
-        try:
-            answered = await completion.wait(seconds, self.reader)
-        finally:
-            if not answered:
-                for request in requests:
-                    request.withdraw()
+        # After the sending: on an older connection that has ended the requests have failed.
+        connection = self.connection
+        if connection is None:
+            answered = True  # they have failed
+        elif isinstance(completion, BlockingCompletion):
+            answered = connection.wait(completion, now() + seconds)
+        else:
+            answered = await cast("AsyncCompletion", completion).wait(connection, seconds)
         self._raise_failure(answered, seconds, requests)
 
     def request(self, seconds: float, requests: Sequence[Request]) -> None:
         """``start`` and ``finish``, for a thread."""
         completion = requests[-1].completion = BlockingCompletion()
-        answered = False
-        try:
-            self.send(*requests)
-            answered = self.reader.wait(completion, seconds)
-        finally:
-            if not answered:
-                for request in requests:
-                    request.withdraw()
+        self.send(*requests)
+        connection = self.connection
+        answered = connection is None or connection.wait(completion, now() + seconds)
         self._raise_failure(answered, seconds, requests)
 
     def _raise_failure(self, answered: bool, seconds: float, requests: Sequence[Request]) -> None:
@@ -401,19 +546,22 @@ class ZooKeeperSession:
                 f"{self.options.display} did not answer within {max(0.0, seconds):.1f} s"
             )
         for request in requests:
-            if request.error is not None and not isinstance(request.error, _ANSWERS):
-                raise self._failure(request.error) from request.error
+            error = request.error
+            if error is None or (isinstance(error, _ANSWERS) and not isinstance(request, Multi)):
+                continue  # a transaction has such answers in its results
+            raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> Exception:
         where = self.options.display
         # Final, unlike the loss of a connection.
-        if isinstance(error, NoAuthError):
+        if isinstance(error, NoAuth):
             text = f"{where} denies access: these nodes are another user's"
             return BackendUnavailable(text, final=True)
-        if isinstance(error, AuthFailedError):
+        if isinstance(error, AuthFailed):
             return self._wrong_password()
-        trouble = self._log.trouble or type(error).__name__
-        return BackendUnavailable(f"{where} lost the connection: {trouble}")
+        if isinstance(error, ConnectionLost):
+            return BackendUnavailable(f"{where} lost the connection: {str(error) or self._trouble}")
+        return BackendUnavailable(f"{where} answered a request with {error!r}")
 
     def _wrong_password(self) -> BackendUnavailable:
         text = f"{self.options.display} refuses our user and password"
@@ -432,5 +580,5 @@ class ZooKeeperSession:
         self.watches.remove(path, callback)
 
 
-HeartbeatTask = Callable[[ZooKeeperSession, float], None]
-"""Runs on kazoo's thread at every heartbeat; must not block."""
+HeartbeatTask = Callable[[ZooKeeperSession, float], Any]
+"""Runs on the thread of the heartbeats at every heartbeat; must not block."""

@@ -2,7 +2,7 @@
 
 ZooKeeper deletes a node when its session ends, not when a hold is no longer renewed. A hold must
 still end with its ttl. So the store keeps a table of the claims of its process, and at every
-heartbeat the session's thread deletes the nodes of claims that are not renewed or refreshed, or
+heartbeat their thread deletes the nodes of claims that are not renewed or refreshed, or
 whose owner does not take the lock.
 """
 
@@ -54,14 +54,14 @@ class ZooKeeperStore:
         }
     )
     shortest_ttl = 1.0
-    longest_ttl = math.inf
+    longest_ttl = 20 * 24 * 3600.0  # a session's timeout is in ms, of 32 bits with a sign
     whole_seconds = True
 
     def __init__(self, options: ZooKeeperOptions, root: str, settings: Settings) -> None:
         self.options, self.settings = options, settings
         self.display = options.display
         self.root = f"{root}/{encode_name(settings.namespace)}"
-        self.acl = pack_acl(options.acl)
+        self.acl = pack_acl(options.access.acl)
         self.sessions: dict[int, ZooKeeperSession] = {}
         self._closing: dict[int, ZooKeeperSession] = {}
         """Sessions that are being closed as idle; see ``_close_if_idle``."""
@@ -74,16 +74,11 @@ class ZooKeeperStore:
         self.pending_deletes = PendingDeletes(self.parent)
         self._users: set[int] = set()
         """The open backends: when the last one is closed, the sessions end."""
-        self._has_tasks = False
         self._process = os.getpid()
 
     def backend(self, runtime: Runtime) -> ZooKeeperBackend:
         from holdfast.stores.zookeeper.backend import ZooKeeperBackend
 
-        if not runtime.blocking:
-            self._has_tasks = True  # tasks don't read the socket: kazoo's thread does, for all
-            for session in list(self.sessions.values()):
-                session.reader.shared = False
         backend = ZooKeeperBackend(self, runtime)
         self._users.add(id(backend))
         return backend
@@ -100,9 +95,8 @@ class ZooKeeperStore:
         return sessions
 
     def forget(self) -> None:
-        """In a forked child: drops kazoo's clients without closing them, which would hang there.
-        In the same process, when a client changes its event loop, nothing is dropped: sessions have
-        threads of their own."""
+        """In a forked child: drops the sessions, which are the parent's. In the same process, when
+        a client changes its event loop, nothing is dropped: a session belongs to no event loop."""
         if os.getpid() == self._process:
             return
         self._process = os.getpid()
@@ -115,40 +109,34 @@ class ZooKeeperStore:
         self.pending_deletes = PendingDeletes(self.parent)
 
     def session(self, key: int) -> ZooKeeperSession:
-        """The session for ttls of ``key`` seconds, opened if needed; 0 for the read-only one.
-        Raises ``BackendUnavailable`` if the store was closed."""
+        """The session for ttls of ``key`` seconds, which may not be connected; 0 for the session
+        that holds nothing. Raises ``BackendUnavailable`` if the store was closed."""
         session = self.sessions.get(key)
         if session is None and (kept := self._closing.pop(key, None)) is not None:
             session = self.sessions.setdefault(key, kept)  # it is in use again: not closed
-        if session is None or not session.reusable:
+        if session is None:
             self._check_open()
             self._close_idle(MOST_IDLE_SESSIONS)
             # No mutex: a signal handler may run at any line and need a session itself.
-            session = self._new_session(key, session)
+            session = self._new_session(key)
             try:
                 self._check_open()  # again: the last backend may have closed before it was there
             except BackendUnavailable:
                 self.sessions.pop(key, None)
                 raise
-        session.open()
         return session
 
     def _check_open(self) -> None:
         if not self._users:
             raise BackendUnavailable(f"{self.display} was closed")
 
-    def _new_session(self, key: int, dead: ZooKeeperSession | None) -> ZooKeeperSession:
-        """A new session in place of none or of a dead one: the same one for concurrent callers."""
+    def _new_session(self, key: int) -> ZooKeeperSession:
+        """A new session: the same one for concurrent callers."""
         floors = [s.floor for s in list(self.sessions.values()) if s.floor is not None]
         floor = floors[0] if floors else None
-        made = ZooKeeperSession(
-            self.options, key or SERVICE_TTL, floor, self.clean_up, tasks=self._has_tasks
-        )
+        made = ZooKeeperSession(self.options, key or SERVICE_TTL, floor, self.clean_up)
         made.holds_nothing = key == 0
-        if dead is None:
-            return self.sessions.setdefault(key, made)
-        self.sessions[key] = made = dead.successor.setdefault(0, made)
-        return made
+        return self.sessions.setdefault(key, made)
 
     def _close_idle(self, kept: int) -> None:
         """Closes the sessions without claims, except those that were opened last. Servers limit the
@@ -175,7 +163,7 @@ class ZooKeeperStore:
             self.sessions.setdefault(key, session)
             self._closing.pop(key, None)
         elif self._closing.pop(key, None) is session:
-            session.close(0.0)
+            session.close()
 
     def _is_idle(self, key: int, session: ZooKeeperSession) -> bool:
         """Whether nothing depends on a session, as far as is known now."""
@@ -203,7 +191,7 @@ class ZooKeeperStore:
             entry = self.entries.setdefault(claim.owner, entry)
         return entry
 
-    # On the session's thread
+    # On the thread of the heartbeats
 
     def clean_up(self, session: ZooKeeperSession, now: float) -> None:
         """Ends nodes that are not kept, and admitted nodes of absent owners; retries deletes."""

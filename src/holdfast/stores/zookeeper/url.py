@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import ssl
-from typing import Any
-
-from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from holdfast.core.contract import Settings
+from holdfast.stores.zookeeper.client.greeting import Access, DigestAccess, SaslAccess
 from holdfast.stores.zookeeper.session import ZooKeeperOptions
 from holdfast.url import Url
 
@@ -40,9 +38,10 @@ def read_options(url: Url, settings: Settings) -> ZooKeeperOptions:
     if "//" in url.path or any(part in (".", "..") for part in url.path.split("/")):
         raise ValueError(f"not a ZooKeeper path: {url.path!r}")
     tls = _tls(url)
-    hosts = ",".join(_host(name, port, tls is not None) for name, port in url.hosts)
-    client, acl = _access(url)
-    return ZooKeeperOptions(hosts, str(url), settings.request_seconds, acl, client, tls, _tick(url))
+    usual = PORT if tls is None else TLS_PORT
+    hosts = tuple((name, port or usual) for name, port in url.hosts)
+    seconds = settings.request_seconds
+    return ZooKeeperOptions(hosts, str(url), seconds, _access(url), tls, _tick(url))
 
 
 def _tick(url: Url) -> float | None:
@@ -51,11 +50,6 @@ def _tick(url: Url) -> float | None:
     if tick > LONGEST_TICK_SECONDS:
         raise ValueError(f"tick={tick:g}: the servers' tickTime in seconds, such as 2 or 0.5")
     return tick or None
-
-
-def _host(name: str, port: int | None, tls: bool) -> str:
-    shown = f"[{name}]" if ":" in name else name
-    return f"{shown}:{port or (TLS_PORT if tls else PORT)}"
 
 
 def _tls(url: Url) -> ssl.SSLContext | None:
@@ -74,40 +68,35 @@ def _tls(url: Url) -> ssl.SSLContext | None:
         if "cert" in files:
             context.load_cert_chain(files["cert"], files.get("key"))
     except OSError as error:
-        raise ValueError(f"the files for TLS can't be read: {error}") from error
+        paths = ", ".join(files.values())
+        raise ValueError(f"the files for TLS can't be used ({paths}): {error}") from error
     context.check_hostname = check
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
     return context
 
 
-def _access(url: Url) -> tuple[dict[str, Any], tuple[ACL, ...]]:
-    """The credentials for kazoo, and the access list of our nodes."""
+def _access(url: Url) -> Access:
+    """Who we are to the servers, and the access list of our nodes."""
     username = url.username or os.environ.get(USERNAME)
     password = url.password if url.password is not None else os.environ.get(PASSWORD, "")
     how = url.options.get("auth", "digest" if username else "none")
-    if how == "none":
-        return {}, tuple(OPEN_ACL_UNSAFE)
-    if how == "sasl":
-        return _sasl(url, username, password)
-    if how != "digest":
+    if how not in ("none", "sasl", "digest"):
         raise ValueError(f"auth={how!r}: digest, sasl or none")
+    mechanism = url.options.get("mechanism", "DIGEST-MD5")
+    if mechanism != "DIGEST-MD5":
+        raise ValueError(
+            f"mechanism={mechanism!r}: SASL is spoken with DIGEST-MD5 only. For Kerberos (GSSAPI) "
+            "there is no support: use DIGEST-MD5, auth=digest, or client certificates (tls=on)"
+        )
+    if how == "none":
+        return Access()
     if not username:
-        raise ValueError(f"auth=digest needs user:password@ in the URL, or {USERNAME}")
-    acl = make_digest_acl(username, password, all=True)
-    return {"auth_data": {("digest", f"{username}:{password}")}}, (acl,)
-
-
-def _sasl(url: Url, username: str | None, password: str) -> tuple[dict[str, Any], tuple[ACL, ...]]:
+        raise ValueError(f"auth={how} needs user:password@ in the URL, or {USERNAME}")
+    if how == "digest":
+        return DigestAccess(username, password)
     if importlib.util.find_spec("puresasl") is None:
         raise ModuleNotFoundError(
-            "auth=sasl needs the package 'pure-sasl': pip install pure-sasl", name="puresasl"
+            "auth=sasl needs the package 'pure-sasl': pip install 'holdfast[zookeeper]'",
+            name="puresasl",
         )
-    options = {"mechanism": url.options.get("mechanism", "DIGEST-MD5")}
-    if "service" in url.options:
-        options["service"] = url.options["service"]
-    if username:
-        options |= {"username": username, "password": password}
-        acl = make_acl("sasl", username, all=True)
-    else:  # a Kerberos ticket: the server derives the user
-        acl = make_acl("auth", "", all=True)
-    return {"sasl_options": options}, (acl,)
+    return SaslAccess(username, password, url.options.get("service", "zookeeper"))

@@ -8,19 +8,25 @@ listing; the next attempt decides by it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.errors import Incompatible
-from holdfast.stores.zookeeper.client.completion import WakeSignal
 from holdfast.stores.zookeeper.client.packets import Listing, Request, Sync
 from holdfast.stores.zookeeper.node import ClaimNode, Presence
 from holdfast.stores.zookeeper.queue import NodeQueue
 from holdfast.stores.zookeeper.session import ZooKeeperSession
 
-__all__ = ["ListingPrefetch", "PrefetchedListing", "WaitEnd"]
+__all__ = ["ListingPrefetch", "PrefetchedListing", "WaitEnd", "WakeSignal"]
 
 PREVIEW_SECONDS = 1.0
 """An older prefetched listing is not used: the attempt reads the queue again."""
+
+
+class WakeSignal(Protocol):
+    """Ends a wait for an event, from any thread."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
 
 
 class PrefetchedListing(NamedTuple):

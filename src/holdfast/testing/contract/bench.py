@@ -15,6 +15,7 @@ from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record, write_lab
 from holdfast.core.contract import (
     GRACE_SECONDS,
     Backend,
+    Exchanging,
     Finding,
     Page,
     Renewal,
@@ -81,7 +82,13 @@ class Peer:
         self.backend.nudge(claim)
 
     async def exchange(self, grant: Grant, claim: Claim) -> tuple[bool | None, Grant | Busy]:
+        assert isinstance(self.backend, Exchanging)
         return await self.run(self.backend.exchange(grant, claim))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the backend has the optional ``exchange``."""
+        return isinstance(self.backend, Exchanging)
 
     async def renew(self, grants: Sequence[Grant], waits: Sequence[Waiting] = ()) -> Renewal:
         """Through the renewer, as renewals go."""

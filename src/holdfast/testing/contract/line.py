@@ -220,6 +220,8 @@ async def abandoning_leaves_no_trace(bench: Bench) -> None:
 async def exchange_hands_over(bench: Bench) -> None:
     """Release and attempt in one: granted to the next of this process if nobody is in front."""
     peer = bench.peer()
+    if not peer.exchanges:
+        return
     grant = await peer.take(bench.claim())
     was_ours, answer = await peer.exchange(grant, bench.claim())
     assert was_ours is True
@@ -235,6 +237,8 @@ async def exchange_hands_over(bench: Bench) -> None:
 async def exchange_does_not_deafen_a_waiter(bench: Bench) -> None:
     """An exchange for a claim whose wait is under way does not cost it its wake-up."""
     ours, theirs = bench.peer(), bench.peer()
+    if not ours.exchanges:
+        return
     grant = await ours.take(bench.claim())
     in_front, claim = bench.claim(), bench.claim()
     await theirs.queue(in_front)
@@ -253,6 +257,8 @@ async def exchange_does_not_deafen_a_waiter(bench: Bench) -> None:
 async def exchange_does_not_overtake(bench: Bench) -> None:
     """If another process stands in front, exchange wakes it and joins the line behind it."""
     ours, theirs = bench.peer(), bench.peer()
+    if not ours.exchanges:
+        return
     grant = await ours.take(bench.claim())
     getting = asyncio.create_task(theirs.get(bench.claim(), ACROSS))
     await bench.in_line(ours, "name", 1)

@@ -1,1 +1,1 @@
-"""The ZooKeeper client: our own packets, sending and reading, around kazoo's session."""
+"""The ZooKeeper client: packets, the greeting, a connection that is shared, heartbeats."""

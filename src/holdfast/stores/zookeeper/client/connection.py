@@ -1,452 +1,421 @@
-"""kazoo's client and connection, with our own sending, reading and handshake.
+"""One connection of a session, used by many threads and by the tasks of one event loop at once.
 
-kazoo keeps the session: it connects, reconnects and authenticates on a thread of its own. Every
-thread of ours sends its own requests, behind those already queued. With kazoo's own way its thread
-would send them, which costs two more system calls and a thread switch per request.
+Every caller sends its own requests. It does not matter who reads: one of the waiting threads reads
+for all threads, an event loop has a reader of its own, and the thread of the heartbeats reads if no
+other does. Each of them gives every reply to the thread or task that waits for it.
+
+A session needs this, and not a pool: its requests are executed in order, and its heartbeats must
+go on while its event loop is blocked. Several requests are sent and waited for as one. (The shared
+mode of ``io.blocking`` waits for one reply at a time.)
+
+A signal handler may interrupt its own thread while that is sending or reading. If the handler then
+uses the connection itself, the connection ends: it is unknown how much was sent or read.
 """
 
 from __future__ import annotations
 
-import ssl
+import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionClosedError, ConnectionDropped
-from kazoo.protocol.connection import PING_XID, WATCH_XID, ConnectionHandler
-from kazoo.protocol.serialization import CloseInstance, Connect, Ping
-from kazoo.protocol.states import KeeperState
-
+from holdfast.io.blocking import wait_for
 from holdfast.io.clock import now
-from holdfast.stores.zookeeper.client.handler import SEND_SECONDS, KazooHandler, SessionListener
-from holdfast.stores.zookeeper.client.packets import Request
-from holdfast.stores.zookeeper.client.reader import SharedReader, is_held_by_this_thread
+from holdfast.io.connection import PENDING, READ, WRITE, Broken
+from holdfast.io.wakeups import poller
+from holdfast.stores.zookeeper.client.completion import (
+    LONGEST_WAIT_SECONDS,
+    BlockingCompletion,
+)
+from holdfast.stores.zookeeper.client.greeting import ZooKeeperStream
+from holdfast.stores.zookeeper.client.packets import (
+    EVENT_XID,
+    MOST_FRAME_BYTES,
+    ConnectionLost,
+    Request,
+    read_event,
+)
 
-__all__ = [
-    "KazooLog",
-    "ZooKeeperClient",
-    "ZooKeeperConnection",
-    "close_inherited",
-    "end_session",
-    "make_client",
-    "submit",
-]
+if TYPE_CHECKING:
+    import asyncio  # imported in functions below: the blocking client does not load it
+
+__all__ = ["ConnectionListener", "SharedConnection"]
 
 MOST_XID = 2**31 - 1
-MOST_FRAME_BYTES = 64 * 2**20
-"""The largest reply that is accepted: a listing of very many names."""
-LEAST_ANSWER_BYTES = 16
-"""The header of a reply."""
-_DAMAGED = (struct.error, LookupError, RuntimeError, TypeError, ValueError)
-"""What kazoo raises for data that no ZooKeeper server sends."""
-_ENDED = (KeeperState.AUTH_FAILED, KeeperState.CLOSED, KeeperState.EXPIRED_SESSION)
-_HEAD = struct.Struct("!iii")
-_ANSWER = struct.Struct("!iiqi")
-_PING = _HEAD.pack(8, PING_XID, Ping.type)
+FOLLOW_SECONDS = 0.25
+"""A thread for which another thread reads looks for its reply itself this often: a signal handler
+may occupy the other one."""
+UNUSED_SECONDS = 0.05
+_REPLY = struct.Struct("!iqi")
+_HANDLER = "a signal handler used it while its own thread did"
+_ENDED = (IndexError, ValueError, AttributeError)
+"""What a thread may find in a connection that a signal handler has ended under it."""
 
 
-@contextmanager
-def _dropped_if_damaged() -> Iterator[None]:
-    """Makes a damaged reply end the connection instead of kazoo's thread."""
-    try:
-        yield
-    except _DAMAGED as error:
-        raise ConnectionDropped(f"a reply that is not ZooKeeper's ({error})") from None
+class ConnectionListener(Protocol):
+    """What a connection reports to its session, on the thread that reads."""
+
+    def node_changed(self, path: str) -> None:
+        """A watch has fired."""
+        ...
+
+    def disconnected(self, connection: SharedConnection) -> None:
+        """It has ended; called at least once."""
+        ...
 
 
-def _of_socket(error: BaseException) -> bool:
-    """Whether the socket failed, rather than an interrupt or an alarm was raised."""
-    return isinstance(error, OSError) and error.errno is not None
+class SharedConnection:
+    """From the end of the greeting to the end of the connection. It is not opened again."""
 
+    def __init__(self, stream: ZooKeeperStream, listener: ConnectionListener) -> None:
+        stream.frames.most_bytes = MOST_FRAME_BYTES
+        self._stream, self._listener = stream, listener
+        self.fd = stream.fd
+        self.over = False
+        self.reason = ""
+        """Why it has ended."""
+        self.zxid = 0
+        """The last change that a reply has shown."""
+        self._mutex = threading.RLock()
+        self._user = 0
+        """The thread that is sending or reading."""
+        self._xid = 0
+        self._used_at = now()
+        self._pending: deque[Request] = deque()
+        self._answered: deque[Request | str] = deque()
+        """Requests with their replies, and the paths of events, that nobody was told of yet."""
+        self._waiting: dict[BlockingCompletion, int] = {}
+        """The threads that wait, by what they wait for."""
+        self._reader: dict[int, BlockingCompletion] = {}
+        """The thread that reads for the others, under the key 0: taking the role is atomic."""
+        self._polling: dict[object, None] = {}
+        """Who waits for the descriptor now, and keeps its number from being reused."""
+        self._pollers: list[Callable[[float], list[tuple[int, int]]]] = []
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection; also finds out which session timeouts the server allows."""
+    # Sending and reading, by any thread; neither waits
 
-    _xid: int
-    _socket: Any
-    _read_sock: Any
+    @property
+    def unsent(self) -> bool:
+        """Whether the socket has not taken all yet."""
+        return bool(self._stream.unsent)
 
-    def __init__(self, client: Any, listener: SessionListener, **options: Any) -> None:
-        super().__init__(client, client._conn_retry.copy(), **options)
-        self._listener = listener
-        self.reader: SharedReader = client.handler.reader
-        self.reader.read, self.reader.wake_kazoo = self.read, self.wake
-        self._sending = threading.RLock()
-        self._open = False
-        """Whether any thread may send: from the end of the handshake to the loss of the
-        connection."""
-        self._unsent = bytearray()
-        """Data that the socket did not accept at once."""
-
-    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
-        floor = self._listener.floor
-        if floor is None:
-            floor = self._shortest_session(host, hostip, port)
-        timeout = self._listener.negotiate(floor)
-        if timeout is None:
-            self.client._stopped.set()
-            raise ConnectionDropped("the server does not honour this ttl")
-        self.client._session_timeout = int(timeout * 1000)
-        began = now()
-        read_ms, connect_ms = super()._connect(host, hostip, port)
-        self._unsent.clear()
-        self.reader.attach(self._socket)
-        self._open = self.handler.any_thread_sends
-        self._listener.connected(began, read_ms * 1.5 / 1000)
-        return read_ms, connect_ms
-
-    # Sending
-
-    def send(self, requests: Sequence[Request]) -> bool:
-        """Sends requests from any thread. False if nothing was sent, because others must be sent
-        first or kazoo's thread must send them."""
-        sending = self._sending
-        if is_held_by_this_thread(sending):
-            self._abort()
-            return False
-        with sending:
-            if not self._open or self.client._queue or self._unsent:
-                return False
-            sock = self._socket
-            try:
-                data, pending = self._pack(requests)
-                if self._sending is not sending:  # a signal handler has ended the connection
-                    for request in requests:
-                        request.set_exception(ConnectionDropped("a signal interrupted the sending"))
-                    return True
-                self.client._pending.extend(pending)
-                sent = sock.send_now(data)
-                if sent < len(data) and self._sending is sending:
-                    self._unsent += data[sent:]
-                    self.wake()
-            except BaseException as error:
-                sock.shut()  # see _send
-                if not _of_socket(error):
-                    raise
+    @property
+    def in_use(self) -> bool:
+        """Whether another thread is sending or reading now: nearly never for long, but a signal
+        handler may have interrupted it."""
+        if not self._mutex.acquire(blocking=False):
             return True
+        self._mutex.release()
+        return False
 
-    def _abort(self) -> None:
-        """In a signal handler whose own thread was sending and continues only after it: ends the
-        connection, since it is unknown how much was sent."""
-        self._open, self._sending = False, threading.RLock()
-        sock = self._socket
-        if sock is not None:
-            sock.shut()
-        self.wake()
-
-    def flush(self) -> bool:
-        """Sends all queued requests, from any thread; false if that is left to kazoo's thread."""
-        if is_held_by_this_thread(self._sending) or self._may_be_interrupted():
-            return False
-        with self._sending:
-            if not self._open:
-                return False
-            try:
-                self._send()
-            except OSError as error:
-                if not _of_socket(error):
-                    raise
-            return not self._unsent
-
-    def _may_be_interrupted(self) -> bool:
-        """Whether a signal handler may use this connection while the caller does: handlers run in
-        the main thread, and a handler can't await requests of the asyncio client."""
-        return self.reader.shared and threading.current_thread() is threading.main_thread()
-
-    def shut(self) -> None:
-        """Stops the sending by other threads. kazoo's thread then fails the pending requests."""
-        with self._sending:
-            self._open = False
-        self.reader.detach()
-
-    def wake(self) -> None:
-        """Wakes kazoo's thread."""
-        pair = self._write_sock
-        if pair is not None:
-            with suppress(OSError):  # full of wake-ups already, or closed just now
-                pair.send(b"\0")
-
-    def _send(self) -> None:
-        """Sends queued requests, as far as the socket accepts them."""
+    def send(self, requests: Sequence[Request]) -> None:
+        """Sends requests back to back. If the connection ends before their replies, or has ended,
+        they fail with ``ConnectionLost``."""
+        me = threading.get_ident()
+        if self._user == me:
+            self.end(Broken(_HANDLER))
         try:
-            self._pack_all()
-            if self._unsent:
-                del self._unsent[: self._socket.send_now(self._unsent)]
+            with self._mutex:
+                if not self.over:
+                    self._user = me
+                    self._pending.extend(requests)  # first: if the sending fails, all of them fail
+                    self._stream.send(self._pack(requests))
+                    self._user = 0
+                    self._used_at = now()
+        except BaseException as error:  # noqa: BLE001 - raised again by _fail
+            self._fail(error)
+        if self.over:
+            for request in requests:
+                request.fail(ConnectionLost(self.reason))
+        elif self._stream.unsent:
+            self._send_later()
+
+    def _pack(self, requests: Sequence[Request]) -> bytes:
+        packets = []
+        for request in requests:
+            self._xid = xid = (self._xid % MOST_XID) + 1
+            packets.append(request.pack(xid))
+        return b"".join(packets)
+
+    def check(self) -> None:
+        """Finds out whether the server has closed a connection that was not used for a while, and
+        that perhaps no thread has read from since: a request on it would have an unknown
+        outcome."""
+        if now() - self._used_at > UNUSED_SECONDS:
+            self.collect()
+
+    def collect(self) -> None:
+        """Reads what has arrived, sends what was left over, and tells those who wait."""
+        me = threading.get_ident()
+        if self._user == me:
+            self.end(Broken(_HANDLER))
+        try:
+            with self._mutex:
+                if not self.over:
+                    self._user = me
+                    self._stream.collect()
+                    if self._stream.unsent:
+                        self._stream.flush()
+                    self._read_replies()
+                    self._user = 0
+            self._tell()
+        except BaseException as error:  # noqa: BLE001 - raised again by _fail
+            self._fail(error)
+        if self.over:
+            self._fail_all()
+
+    def _read_replies(self) -> None:
+        pending, next_frame = self._pending, self._stream.next
+        while (frame := next_frame()) is not PENDING:
+            try:
+                xid, zxid, code = _REPLY.unpack_from(frame)
+                if xid == EVENT_XID:
+                    self._answered.append(read_event(frame[_REPLY.size :]))
+                    continue
+            except (struct.error, ValueError) as error:
+                raise Broken(f"not ZooKeeper's: {error}") from None
+            if not pending or pending[0].xid != xid:
+                raise Broken("not ZooKeeper's: a reply without a request")
+            if zxid > 0:
+                self.zxid = zxid
+            request = pending[0]
+            request.answer(code, frame[_REPLY.size :])
+            self._answered.append(request)
+            pending.popleft()  # last: an interrupt before this line loses no request
+
+    def _tell(self) -> None:
+        """Tells of replies and events, outside of the mutex: what is told may send requests."""
+        answered = self._answered
+        while answered:
+            try:
+                item = answered[0]
+            except IndexError:  # another thread does the same
+                return
+            if isinstance(item, str):
+                self._listener.node_changed(item)
+            else:
+                item.finish()
+            try:  # noqa: SIM105 - cheaper than suppress, once per reply
+                answered.remove(item)  # last: after an interrupt it is told again
+            except ValueError:
+                pass
+
+    # The end
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the connection by an error; raises it again unless it is the connection's own."""
+        ended, self._user = self.over, 0
+        self.end(error)
+        own = isinstance(error, Broken) or (isinstance(error, OSError) and error.errno is not None)
+        if not own and not (ended and isinstance(error, _ENDED)):
+            raise error
+
+    def end(self, error: BaseException) -> None:
+        """Ends the connection. All requests without a reply fail; their outcome is unknown."""
+        with self._mutex:
+            if not self.over:
+                own = isinstance(error, OSError)
+                self.reason = str(error) if own else "an interrupt stopped a request on it"
+                self.over = True
+            self._stream.shut()
+        self._fail_all()
+        self._interrupt_poll()
+        self._leave_loop()
+        self._listener.disconnected(self)
+
+    def _fail_all(self) -> None:
+        lost = ConnectionLost(self.reason)
+        for item in list(self._answered):
+            if not isinstance(item, str):
+                item.finish()
+        for request in list(self._pending):
+            request.fail(lost)
+        self._answered.clear()
+        self._pending.clear()
+
+    def _dispose(self) -> None:
+        """Closes the descriptor, once nobody waits for it."""
+        if self.over and not self._polling and self._loop is None:
+            self._stream.close()
+            pair, self._pair = self._pair, None
+            for end in pair or ():
+                end.close()
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's. Sends nothing."""
+        self.over, self.reason = True, "it belongs to the parent process"
+        self._stream.forget(keep_number=self._loop is not None)
+        for end in self._pair or ():
+            end.close()
+
+    # Threads that wait
+
+    def hold_descriptor(self, user: object) -> bool:
+        """Keeps the descriptor from being closed, for a user that waits for it; false if the
+        connection has ended."""
+        self._polling[user] = None
+        return not self.over
+
+    def let_descriptor_go(self, user: object) -> None:
+        self._polling.pop(user, None)
+        if self.over:
+            self._dispose()
+
+    @property
+    def needs_reader(self) -> bool:
+        """Whether replies are due that no thread waits for, nor an event loop."""
+        read_by_loop = self._loop is not None and not self._loop.is_closed()
+        return bool(self._pending) and not self._waiting and not read_by_loop
+
+    def wait(self, completion: BlockingCompletion, until: float, *, reply: bool = True) -> bool:
+        """Waits for a reply, or with ``reply=False`` for an event; reads if no other thread does.
+        Returns whether it came by ``until``."""
+        try:
+            try:
+                return self._wait(completion, until, reply)
+            finally:
+                self._leave(completion)
         except BaseException:
-            # It is unknown which replies will arrive. kazoo's thread finds the connection closed,
-            # and fails all pending requests.
-            self._socket.shut()
+            # An interrupt, perhaps before the line above: other threads need a reader.
+            self._leave(completion)
             raise
 
-    def _pack(self, requests: Sequence[Request]) -> tuple[bytes, list[tuple[Any, Any, int]]]:
-        """The bytes of requests, and their records for the pending list. These are added before the
-        sending: if it fails, all of them are failed."""
-        pending, xid, data = [], self._xid, b""
-        for request in requests:
-            xid = (xid % MOST_XID) + 1
-            data += request.pack(xid)
-            pending.append((request, request, xid))
-        self._xid = xid
-        return data, pending
+    def _wait(self, completion: BlockingCompletion, until: float, reply: bool) -> bool:
+        self._waiting[completion] = threading.get_ident()
+        while not completion.answered and not self.over and (left := until - now()) > 0:
+            if self._takes_role(completion):
+                self._poll(completion, until)
+            elif reply:
+                completion.sleep(min(left, FOLLOW_SECONDS))
+                if not completion.answered:
+                    self.collect()
+            else:
+                completion.sleep(left)
+        if self.over:
+            self._fail_all()
+        return completion.answered
 
-    def _pack_all(self) -> None:
-        queue, pending = self.client._queue, self.client._pending
-        while queue:
-            request, answer = queue[0]
-            if request is answer:
-                data, packed = self._pack([request])
-                pending.extend(packed)
-                self._unsent += data
-            else:  # kazoo's own
-                xid = self._xid = (self._xid % MOST_XID) + 1
-                body = request.serialize()
-                self._unsent += _HEAD.pack(len(body) + 8, xid, request.type) + body
-                pending.append((request, answer, xid))
-            queue.popleft()
+    def _takes_role(self, completion: BlockingCompletion) -> bool:
+        """Whether this thread has to read; also if it has the role already, below a handler."""
+        reader = self._reader.setdefault(0, completion)
+        return reader is completion or self._waiting.get(reader) == self._waiting[completion]
 
-    # kazoo's thread
+    def _poll(self, completion: BlockingCompletion, until: float) -> None:
+        """Waits for the descriptor, or for ``completion``, and reads."""
+        wake = self._wakeup_fd()
+        if not self.hold_descriptor(completion):  # until _leave
+            return
+        completion.interrupt = self._interrupt_poll
+        if completion.answered:
+            return
+        found = self._ready(wake, until)
+        completion.interrupt = None
+        if wake in found:
+            self._drain()
+        if self.fd in found:
+            self.collect()
 
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        self._read_sock.recv(1)
-        self._send_all()
+    def _ready(self, wake: int, until: float) -> list[int]:
+        """Waits for one of the two descriptors."""
+        if self._stream.unsent:
+            return wait_for({self.fd: READ | WRITE, wake: READ}, until)
+        # Taken and put back: it must not be used twice at once, below a signal handler.
+        poll = self._pollers.pop() if self._pollers else poller(self.fd, wake)
+        left = max(0.0, min(until - now(), LONGEST_WAIT_SECONDS))
+        found = [fd for fd, _ in poll(left * 1000)]
+        self._pollers.append(poll)
+        return found
 
-    def _send_ping(self, connect_timeout: float) -> None:
-        self.ping_outstanding.set()
-        with self._sending:
-            self._unsent += _PING
-        self._send_all()
-
-    def _send_all(self) -> None:
-        """Sends all, waiting for the socket if needed; other threads queue their requests."""
-        deadline = now() + SEND_SECONDS
-        while True:
-            with self._sending:
-                self._send()
-            if not self._unsent:
-                return
-            self._socket.wait(deadline)
-
-    # Reading
-
-    def read(self) -> bool:
-        """Processes all replies that have arrived; false if there is something left for kazoo.
-
-        kazoo's own loop, once per reply, costs more than the replies.
-        """
-        sock = self._socket
-        if sock.unread:
-            return False  # the rest of something long
-        data = sock.take()
-        if not data:
-            return data is None  # another thread has read it; empty is the end
-        at, size = 0, len(data)
-        while at + _ANSWER.size <= size and not sock.over:
-            length, xid, zxid, code = _ANSWER.unpack_from(data, at)
-            if not LEAST_ANSWER_BYTES <= length <= MOST_FRAME_BYTES:
-                raise ConnectionAbortedError(0, f"a reply of {length} bytes")
-            end = at + length + 4
-            if end > size or not self._dispatch(
-                sock, xid, zxid, code, data[at + _ANSWER.size : end]
-            ):
+    def _leave(self, completion: BlockingCompletion) -> None:
+        self._waiting.pop(completion, None)
+        if self._reader.get(0) is completion:
+            self._reader.pop(0, None)
+        if 0 not in self._reader:
+            for other in list(self._waiting):
+                other.poke()
                 break
-            at = end
-        if at < size:
-            sock.unread = data[at:]
-            return False
-        return not sock.pending()
+        self.let_descriptor_go(completion)
 
-    def _dispatch(self, sock: Any, xid: int, zxid: int, code: int, body: bytes) -> bool:
-        client = self.client
-        if xid < 0:
-            return self._dispatch_other(xid, body)
+    def _wakeup_fd(self) -> int:
+        pair = self._pair
+        if pair is None:
+            pair = socket.socketpair()
+            for end in pair:
+                end.setblocking(False)
+            self._pair = pair
+        return pair[0].fileno()
+
+    def _interrupt_poll(self) -> None:
+        pair = self._pair
+        if pair is not None:
+            with suppress(OSError):  # full already, or closed
+                pair[1].send(b"\0")
+
+    def _drain(self) -> None:
+        pair = self._pair
+        if pair is not None:
+            with suppress(OSError):
+                pair[0].recv(4096)
+
+    # The event loop
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Reads on this event loop from now on. Call it on the loop's own thread."""
+        if self._loop is loop:
+            return
+        from holdfast.io.aio import watch
+
         try:
-            first = client._pending[0]
-        except IndexError:
-            return False
-        request, answer, expected = first
-        # If a signal handler has ended the connection, the pending list is that of the next one.
-        if sock.over or request is not answer or xid != expected:
-            return False
-        if zxid > 0:
-            client.last_zxid = zxid
-        request.complete(code, body)
-        # Last: if an interrupt ends the connection before, this request is failed like the others.
-        with suppress(ValueError):  # a signal handler has ended the connection and removed it
-            client._pending.remove(first)
-        return True
+            if self.hold_descriptor(loop):
+                watch(loop, self.fd, READ, self.collect)
+                self._loop = loop
+                if self._stream.unsent:
+                    self._send_later()
+        finally:
+            self.let_descriptor_go(loop)
+        if self.over:  # perhaps ended by another thread meanwhile
+            self._leave_loop()
 
-    def _dispatch_other(self, xid: int, body: bytes) -> bool:
-        if xid == WATCH_XID:
-            try:
-                self._read_watch_event(body, 0)
-            except (struct.error, ValueError):
-                raise ConnectionAbortedError(0, "an event that is not ZooKeeper's") from None
-        elif xid == PING_XID:
-            self.ping_outstanding.clear()
+    def _send_later(self) -> None:
+        """Sends what was left over once the socket takes more."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            self._interrupt_poll()
+        elif _runs_here(loop):
+            loop.add_writer(self.fd, self._writable)
         else:
-            return False
-        return True
+            with suppress(RuntimeError):  # closed just now
+                loop.call_soon_threadsafe(self._send_later)
+            self._interrupt_poll()
 
-    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        # For the listener, which has our watches: kazoo keeps none of them.
-        _, _, length = _HEAD.unpack_from(buffer, offset)
-        offset += _HEAD.size
-        if not self.client._stopped.is_set():
-            self._listener.node_changed(buffer[offset : offset + length].decode())
+    def _writable(self) -> None:
+        self.collect()
+        loop = self._loop
+        if loop is not None and not self._stream.unsent:
+            loop.remove_writer(self.fd)
 
-    def _read_response(self, header: Any, buffer: bytes, offset: int) -> Any:
-        if self._dispatch(self._socket, header.xid, header.zxid, header.err, buffer[offset:]):
-            return None
-        return super()._read_response(header, buffer, offset)
-
-    def zk_loop(self) -> None:
-        try:
-            super().zk_loop()
-        finally:
-            self.close()  # the caller of end_session may not have waited for it
-            self.reader.close()
-
-    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        # A server that hangs may still accept connections: the handshake has a short time limit.
-        with _dropped_if_damaged():
-            return super()._invoke(min(timeout, self.handler.connect_seconds), request, xid)
-
-    def _read_socket(self, read_timeout: float) -> Any:
-        with _dropped_if_damaged():
-            return super()._read_socket(read_timeout)
-
-    def _read(self, length: int, timeout: float) -> bytes:
-        """Reads so many bytes within the timeout. kazoo would restart the timeout with every byte
-        of a server that sends one at a time, and accept any announced length."""
-        if not 0 <= length <= MOST_FRAME_BYTES:
-            raise ConnectionDropped(f"a reply of {length} bytes")
-        data, deadline = bytearray(), now() + timeout
-        with self._socket_error_handling():
-            while len(data) < length:
-                sock, left = self._socket, deadline - now()
-                if left <= 0 or not self.handler.select([sock], [], [], left)[0]:
-                    raise self.handler.timeout_exception("socket time-out during read")
-                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    chunk = sock.recv(length - len(data))
-                    if not chunk:
-                        raise ConnectionDropped("socket connection broken")
-                    data += chunk
-        return bytes(data)
-
-    def _shortest_session(self, host: str, hostip: str, port: int) -> float:
-        """Requests a session of one millisecond and closes it; the server grants its minimum.
-
-        That is two ticks unless ``minSessionTimeout`` is set. There is no other way to find out.
-        """
-        client = self.client
-        with self._socket_error_handling():
-            sock = self.handler.create_connection((hostip, port), host)
-        try:
-            self._socket = sock
-            hello = Connect(0, 0, 1, 0, b"\0" * 16, False)
-            answer: Any = self._invoke(client._session_timeout / 1000, hello)
-            self._submit(CloseInstance, SEND_SECONDS, 1)
-            return float(answer[0].time_out) / 1000
-        finally:
-            self._socket = None
-            sock.close()
+    def _leave_loop(self) -> None:
+        """Stops the reading by the event loop, on its own thread, and then closes the descriptor:
+        a number that is closed first may be another file's by then."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            if not _runs_here(loop):
+                with suppress(RuntimeError):  # closed just now
+                    loop.call_soon_threadsafe(self._leave_loop)
+                    return
+            else:
+                loop.remove_reader(self.fd)
+                loop.remove_writer(self.fd)
+        self._loop = None
+        self._dispose()
 
 
-class KazooLog:
-    """kazoo's logger. Keeps the last warning only: kazoo's debug log has credentials."""
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    import asyncio
 
-    def __init__(self) -> None:
-        self.trouble = ""
-
-    def debug(self, *_: Any) -> None:
-        pass
-
-    log = info = debug
-
-    def warning(self, text: str, *values: Any) -> None:
-        self.trouble = text % values if values else text
-
-    warn = warning
-
-    def exception(self, text: str, *values: Any) -> None:
-        self.warning(text, *values)
-
-
-class ZooKeeperClient(KazooClient):  # type: ignore[misc]
-    """kazoo's client, with our connection."""
-
-    _connection: ZooKeeperConnection
-
-    def _session_callback(self, state: Any) -> None:
-        if state != KeeperState.CONNECTED:
-            self._connection.shut()
-        super()._session_callback(state)
-
-
-def make_client(
-    listener: SessionListener, handler: KazooHandler, log: KazooLog, **options: Any
-) -> ZooKeeperClient:
-    """Makes a client, which is not connected yet."""
-    sasl = options.pop("sasl_options", None)
-    retry = {"max_tries": -1, "delay": 0.05, "max_delay": 1.0, "sleep_func": handler.sleep_func}
-    client = ZooKeeperClient(handler=handler, logger=log, connection_retry=retry, **options)
-    handler.listener, handler.queue = listener, lambda: client._queue
-    client._connection = ZooKeeperConnection(client, listener, logger=log, sasl_options=sasl)
-    client.add_listener(lambda state: _report_state(listener, str(state)))
-    return client
-
-
-def _report_state(listener: SessionListener, state: str) -> None:
-    if state == "LOST":
-        listener.disconnected(ended=True)
-    elif state == "SUSPENDED":
-        listener.disconnected(ended=False)
-
-
-def submit(client: ZooKeeperClient, requests: Sequence[Any]) -> None:
-    """Sends requests, or queues them for kazoo's thread, which is woken once for all of them."""
-    connection = client._connection
-    if connection.send(requests):
-        return
-    wake = connection._write_sock
-    if client._state in _ENDED or wake is None:
-        for request in requests:
-            client._call(request, request)  # fails it with the reason
-        return
-    client._queue.extend([(request, request) for request in requests])
-    if connection.flush():
-        return
-    try:
-        wake.send(b"\0")
-    except BlockingIOError:
-        pass  # full of wake-ups already
-    except OSError:
-        for request in requests:
-            request.set_exception(ConnectionClosedError("the connection was closed"))
-
-
-def end_session(client: ZooKeeperClient, seconds: float) -> None:
-    """Ends the session and with it all its nodes, waiting at most so many seconds.
-
-    kazoo's own ``stop`` may wait for ten seconds and more while it is not connected.
-    """
-    if client._stopped.is_set():
-        return
-    connection = client._connection
-    client._stopped.set()
-    connection.reader.shared = False  # kazoo reads the last reply
-    client._queue.append((CloseInstance, None))
-    connection.wake()
-    connection.connection_stopped.wait(seconds)
-
-
-def close_inherited(client: ZooKeeperClient) -> None:
-    """In a forked child: closes the inherited descriptors; the parent keeps its own."""
-    connection = client._connection
-    for sock in (connection._socket, connection._read_sock, connection._write_sock):
-        if sock is not None:
-            sock.close()
-    connection.reader.close()
+    return asyncio._get_running_loop() is loop

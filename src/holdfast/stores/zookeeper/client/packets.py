@@ -1,4 +1,7 @@
-"""ZooKeeper's requests and replies, packed and unpacked without kazoo's serialization.
+"""ZooKeeper's packets: requests and replies as bytes, and the frames of a connection.
+
+Everything here is pure. What a server sends is read strictly: a length that does not fit, a text
+that is not UTF-8, or bytes that are left over raise ``ValueError`` or ``struct.error``.
 
 A ``Request`` also stores its reply. The thread or task that waits for a pipeline is woken once, by
 the last reply.
@@ -7,28 +10,41 @@ the last reply.
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
-from kazoo.exceptions import EXCEPTIONS, ZookeeperError
-from kazoo.security import ACL
-
+from holdfast.io.connection import PENDING, Broken
 from holdfast.stores.zookeeper.client.completion import Completion
 
 __all__ = [
+    "ANYBODY",
     "ANY_VERSION",
+    "EVENT_XID",
+    "MOST_FRAME_BYTES",
+    "Acl",
+    "AuthFailed",
+    "BadVersion",
     "Check",
     "Checks",
+    "Close",
+    "ConnectionLost",
     "Container",
     "Create",
     "Delete",
     "Ephemeral",
     "Exists",
+    "Frames",
+    "Header",
     "Listing",
     "Multi",
+    "NoAuth",
+    "NoNode",
+    "NodeExists",
+    "NotEmpty",
     "Persistent",
     "Plain",
     "Read",
@@ -36,21 +52,85 @@ __all__ = [
     "Stat",
     "Sync",
     "Write",
+    "ZooKeeperError",
     "pack_acl",
+    "pack_text",
+    "read_event",
+    "read_header",
+    "read_text",
 ]
 
 log = logging.getLogger("holdfast")
 
+MOST_FRAME_BYTES = 64 * 2**20
+"""The largest reply that is accepted: a listing of very many names."""
+EVENT_XID = -1
+"""The xid of an event, which answers no request: a watch has fired."""
+ANY_VERSION = -1
+
 _INT = struct.Struct("!i")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _REQUEST = struct.Struct("!iii")
-_HEADER = struct.Struct("!iBi")
-_END_OF_MULTI = _HEADER.pack(-1, 1, -1)
+_REPLY = struct.Struct("!iqi")
+_EVENT = struct.Struct("!ii")
+_PART = struct.Struct("!iBi")
+_END_OF_MULTI = _PART.pack(-1, 1, -1)
+_FAILED = -1
+"""The kind of all results of a transaction that was rejected."""
 _EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER = 1, 3, 4
-_NO_NODE = -101
-ANY_VERSION = -1
 _ANY = _INT.pack(ANY_VERSION)
-_CHECK, _CHECKED = _HEADER.pack(13, 0, -1), _HEADER.pack(13, 0, 0)
+_CHECK, _CHECKED = _PART.pack(13, 0, -1), _PART.pack(13, 0, 0)
+
+
+# Errors
+
+
+class ZooKeeperError(Exception):
+    """An error code that a server answered, or the end of a connection."""
+
+    code: ClassVar[int] = 0
+
+
+class NoNode(ZooKeeperError):
+    code = -101
+
+
+class NoAuth(ZooKeeperError):
+    code = -102
+
+
+class BadVersion(ZooKeeperError):
+    code = -103
+
+
+class NodeExists(ZooKeeperError):
+    code = -110
+
+
+class NotEmpty(ZooKeeperError):
+    code = -111
+
+
+class AuthFailed(ZooKeeperError):
+    code = -115
+
+
+class ConnectionLost(ZooKeeperError):
+    """The connection ended before the reply came: the outcome of the request is unknown."""
+
+
+_ERRORS: dict[int, type[ZooKeeperError]] = {
+    kind.code: kind for kind in (NoNode, NoAuth, BadVersion, NodeExists, NotEmpty, AuthFailed)
+}
+
+
+def _error(code: int) -> ZooKeeperError:
+    """The exception for a server's error code; a general one for a code that we do not use."""
+    kind = _ERRORS.get(code)
+    return ZooKeeperError(f"error {code}") if kind is None else kind()
+
+
+# Values
 
 
 class Stat(NamedTuple):
@@ -69,7 +149,19 @@ class Stat(NamedTuple):
     pzxid: int
 
 
-def _text(text: str) -> bytes:
+class Acl(NamedTuple):
+    """One entry of an access list."""
+
+    scheme: str
+    id: str
+    permissions: int = 31
+    """31: all of them."""
+
+
+ANYBODY = Acl("world", "anyone")
+
+
+def pack_text(text: str) -> bytes:
     data = text.encode()
     return _INT.pack(len(data)) + data
 
@@ -78,13 +170,14 @@ def _data(data: bytes) -> bytes:
     return _INT.pack(len(data)) + data
 
 
-def pack_acl(acls: Sequence[ACL]) -> bytes:
+def pack_acl(acls: Sequence[Acl]) -> bytes:
     """Packs an access list, as part of a create."""
-    parts = [_INT.pack(acl.perms) + _text(acl.id.scheme) + _text(acl.id.id) for acl in acls]
+    parts = [_INT.pack(acl.permissions) + pack_text(acl.scheme) + pack_text(acl.id) for acl in acls]
     return _INT.pack(len(acls)) + b"".join(parts)
 
 
-def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
+def read_text(buffer: bytes, offset: int) -> tuple[str, int]:
+    """A text and the offset behind it."""
     (length,) = _INT.unpack_from(buffer, offset)
     offset += 4
     if not 0 <= length <= len(buffer) - offset:
@@ -92,83 +185,139 @@ def _read_text(buffer: bytes, offset: int) -> tuple[str, int]:
     return buffer[offset : offset + length].decode(), offset + length
 
 
-def _error(code: int) -> Exception:
-    """The exception for a server's error code; a general one for an unknown code."""
-    if code not in EXCEPTIONS:
-        unknown: Exception = ZookeeperError(f"error {code}")
-        return unknown
-    error: Exception = EXCEPTIONS[code]()
-    return error
+def _read_stat(body: bytes, offset: int) -> Stat:
+    """The stat at the end of a reply."""
+    if len(body) != offset + _STAT.size:
+        raise ValueError(f"a stat of {len(body) - offset} bytes")
+    return Stat._make(_STAT.unpack_from(body, offset))
 
 
-_parent_text = lru_cache(maxsize=1024)(_text)
+_parent_text = lru_cache(maxsize=1024)(pack_text)
 """Cached: the paths of parents are packed often."""
 
-# Sent in place of a request that was withdrawn before: whether "/" exists.
-_HARMLESS_KIND, _HARMLESS = 3, _text("/") + b"\0"
+
+# Frames
+
+
+class Header(NamedTuple):
+    """What every reply and event begins with."""
+
+    xid: int
+    zxid: int
+    code: int
+
+
+def read_header(frame: bytes) -> tuple[Header, bytes]:
+    """The header of a reply, and its body."""
+    return Header._make(_REPLY.unpack_from(frame)), frame[_REPLY.size :]
+
+
+def read_event(body: bytes) -> str:
+    """The path of the node whose watch has fired."""
+    path, end = read_text(body, _EVENT.size)
+    if end != len(body):
+        raise ValueError(f"{len(body) - end} bytes behind an event")
+    return path
+
+
+class Frames:
+    """Cuts received bytes into frames: each has its length in front."""
+
+    __slots__ = ("_at", "_data", "_rest", "most_bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        """A longer frame is refused, as soon as its length is known."""
+        self._data, self._at = b"", 0
+        self._rest = bytearray()
+        """A frame that is not complete yet. Appended to, since it may come in many pieces."""
+
+    def feed(self, data: bytes) -> None:
+        if self._rest:
+            self._rest += data
+        elif self._at < len(self._data):
+            self._rest += self._data[self._at :] + data
+        else:
+            self._data, self._at = data, 0
+            return
+        self._data, self._at = b"", 0
+        if self._is_complete():
+            self._data, self._rest = bytes(self._rest), bytearray()
+
+    def _is_complete(self) -> bool:
+        return len(self._rest) >= 4 and len(self._rest) >= 4 + self._length(self._rest, 0)
+
+    def _length(self, data: bytes | bytearray, at: int) -> int:
+        (length,) = _INT.unpack_from(data, at)
+        if not 0 <= length <= self.most_bytes:
+            raise Broken(f"not ZooKeeper's: a reply of {length} bytes")
+        return int(length)
+
+    def next(self) -> Any:
+        """The next complete frame, or ``PENDING``."""
+        data, start = self._data, self._at + 4
+        if len(data) < start:
+            return PENDING
+        end = start + self._length(data, self._at)
+        if len(data) < end:
+            return PENDING
+        self._at = end
+        return data[start:end]
+
+
+# Requests
 
 
 class Request:
     """One request and its reply: ``value`` or ``error``."""
 
-    __slots__ = ("_sent", "_unsent", "body", "completion", "error", "value")
+    __slots__ = ("body", "completion", "error", "value", "xid")
 
     kind: ClassVar[int]
 
     def __init__(self, body: bytes) -> None:
         self.body = body
+        self.xid = 0
         self.value: Any = None
         self.error: Exception | None = None
         self.completion: Completion | Callable[[Request], None] | None = None
-        self._sent = False
-        self._unsent = [None]  # the first pop decides whether it is sent or withdrawn
 
     def pack(self, xid: int) -> bytes:
-        """The bytes to send; those of a harmless request if this one was withdrawn."""
-        kind, body = self.kind, self.body
-        try:
-            self._unsent.pop()
-            self._sent = True
-        except IndexError:
-            kind, body = _HARMLESS_KIND, _HARMLESS
-        return _REQUEST.pack(len(body) + 8, xid, kind) + body
-
-    def withdraw(self) -> bool:
-        """Makes sure that it is never sent; false if it may have been sent."""
-        try:
-            self._unsent.pop()
-        except IndexError:
-            return False
-        return True
+        """The frame to send."""
+        self.xid = xid
+        return _REQUEST.pack(len(self.body) + 8, xid, self.kind) + self.body
 
     def read(self, body: bytes) -> Any:
-        """Unpacks the reply."""
+        """Unpacks the reply, which has no content."""
+        if body:
+            raise ValueError(f"{len(body)} bytes in a reply without content")
         return True
 
-    def complete(self, code: int, body: bytes) -> None:
-        """Stores the reply and wakes the waiting thread or task."""
+    def answer(self, code: int, body: bytes) -> None:
+        """Stores the reply."""
         if code:
-            if code != _NO_NODE or self.kind != Exists.kind:
+            if code != NoNode.code or self.kind != Exists.kind:
                 self.error = _error(code)
-        elif self._sent:
-            try:
-                self.value = self.read(body)
-            except (struct.error, ValueError, LookupError) as error:
-                log.exception("a reply of ZooKeeper can't be read")
-                self.error = error
-        self._finish()
+            return
+        try:
+            self.value = self.read(body)
+        except (struct.error, ValueError, LookupError) as error:
+            log.exception("a reply of ZooKeeper can't be read")
+            self.error = error
 
-    def set_exception(self, error: Exception) -> None:
-        """Fails the request: there will be no reply."""
-        self.error = error
-        self._finish()
+    def fail(self, error: Exception) -> None:
+        """Notes that there will be no reply, unless there is one, and wakes what waits."""
+        if self.value is None and self.error is None:
+            self.error = error
+        self.finish()
 
     def then(self, callback: Callable[[Request], None]) -> Self:
         """Calls back on the thread that reads the reply; the callback must not block."""
         self.completion = callback
         return self
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wakes the waiting thread or task, or calls back; a second call does nothing."""
         completion = self.completion
         if completion is None:
             return
@@ -179,7 +328,7 @@ class Request:
                 completion(self)
             except Exception:
                 if threading.current_thread() is threading.main_thread():
-                    raise  # perhaps from a signal handler: the reader ends the connection
+                    raise  # perhaps from a signal handler: the connection ends
                 log.exception("a callback for a reply of ZooKeeper failed")
         self.completion = None  # last: after an interrupt before this line it is called again
 
@@ -187,16 +336,21 @@ class Request:
 class Create(Request):
     """Creates a sequential, ephemeral node; replies its path and stat."""
 
-    __slots__ = ()
+    __slots__ = ("path",)
     kind = 15
     flags: ClassVar[int] = _EPHEMERAL_SEQUENTIAL
+    suffix: ClassVar[re.Pattern[str]] = re.compile(r"\d{10}|-\d{9,10}", re.ASCII)
+    """What the server appends to the path."""
 
     def __init__(self, path: str, data: bytes, acl: bytes) -> None:
-        super().__init__(_text(path) + _data(data) + acl + _INT.pack(self.flags))
+        super().__init__(pack_text(path) + _data(data) + acl + _INT.pack(self.flags))
+        self.path = path
 
     def read(self, body: bytes) -> tuple[str, Stat]:
-        path, offset = _read_text(body, 0)
-        return path, Stat._make(_STAT.unpack_from(body, offset))
+        path, offset = read_text(body, 0)
+        if not path.startswith(self.path) or not self.suffix.fullmatch(path, len(self.path)):
+            raise ValueError(f"the path {path!r} for a node {self.path!r}")
+        return path, _read_stat(body, offset)
 
 
 class Persistent(Create):
@@ -204,9 +358,10 @@ class Persistent(Create):
 
     __slots__ = ()
     flags = 0
+    suffix = re.compile("")
 
 
-class Container(Create):
+class Container(Persistent):
     """Creates a node that the server deletes some time after its last child."""
 
     __slots__ = ()
@@ -221,20 +376,20 @@ class Delete(Request):
     kind = 2
 
     def __init__(self, path: str, version: int = ANY_VERSION) -> None:
-        super().__init__(_text(path) + _INT.pack(version))
+        super().__init__(pack_text(path) + _INT.pack(version))
 
 
 class Exists(Request):
-    """Reads a node's stat; ``None`` if there is no node."""
+    """Reads a node's stat; ``None`` if there is no such node."""
 
     __slots__ = ()
     kind = 3
 
     def __init__(self, path: str) -> None:
-        super().__init__(_text(path) + b"\0")
+        super().__init__(pack_text(path) + b"\0")
 
     def read(self, body: bytes) -> Stat:
-        return Stat._make(_STAT.unpack_from(body))
+        return _read_stat(body, 0)
 
 
 class Read(Request):
@@ -244,13 +399,13 @@ class Read(Request):
     kind = 4
 
     def __init__(self, path: str, *, watch: bool = False) -> None:
-        super().__init__(_text(path) + (b"\1" if watch else b"\0"))
+        super().__init__(pack_text(path) + (b"\1" if watch else b"\0"))
         self.path = path
 
     def read(self, body: bytes) -> tuple[bytes, Stat]:
         (length,) = _INT.unpack_from(body)
-        end = 4 + max(0, length)
-        return body[4:end], Stat._make(_STAT.unpack_from(body, end))
+        end = 4 + max(0, length)  # -1: the node was created without data
+        return body[4:end], _read_stat(body, end)
 
 
 class Write(Request):
@@ -260,10 +415,10 @@ class Write(Request):
     kind = 5
 
     def __init__(self, path: str, data: bytes, version: int = ANY_VERSION) -> None:
-        super().__init__(_text(path) + _data(data) + _INT.pack(version))
+        super().__init__(pack_text(path) + _data(data) + _INT.pack(version))
 
     def read(self, body: bytes) -> Stat:
-        return Stat._make(_STAT.unpack_from(body))
+        return _read_stat(body, 0)
 
 
 class Listing(Request):
@@ -282,16 +437,19 @@ class Listing(Request):
             raise ValueError(f"a list of {count} names")
         if packed.isascii():
             # Names have no zero bytes, and the length of a short name has three: ours are short.
-            names = packed.decode().split("\0\0\0")
-            if len(names) == count + 1:
-                return [name[1:] for name in names[1:]]
+            _, *parts = packed.decode().split("\0\0\0")
+            names = [part[1:] for part in parts if part and ord(part[0]) == len(part) - 1]
+            if len(names) == len(parts) == count:
+                return names
         return self._read_any(packed, count)
 
     def _read_any(self, packed: bytes, count: int) -> list[str]:
         names, offset = [], 0
         for _ in range(count):
-            name, offset = _read_text(packed, offset)
+            name, offset = read_text(packed, offset)
             names.append(name)
+        if offset != len(packed):
+            raise ValueError(f"{len(packed) - offset} bytes behind a list")
         return names
 
 
@@ -304,6 +462,12 @@ class Sync(Request):
     def __init__(self, path: str) -> None:
         super().__init__(_parent_text(path))
 
+    def read(self, body: bytes) -> str:
+        path, end = read_text(body, 0)
+        if end != len(body):
+            raise ValueError(f"{len(body) - end} bytes behind a path")
+        return path
+
 
 class Check(Request):
     """Only inside a ``Multi``: fails unless the node exists."""
@@ -312,7 +476,7 @@ class Check(Request):
     kind = 13
 
     def __init__(self, path: str) -> None:
-        super().__init__(_text(path) + _INT.pack(ANY_VERSION))
+        super().__init__(pack_text(path) + _ANY)
 
 
 class Ephemeral(Create):
@@ -333,30 +497,39 @@ class Plain(Persistent):
 class Multi(Request):
     """A transaction. Replies for each part ``True``, a stat, a path or an exception."""
 
-    __slots__ = ()
+    __slots__ = ("_kinds",)
     kind = 14
 
     def __init__(self, parts: Sequence[Request]) -> None:
-        packed = [_HEADER.pack(part.kind, 0, -1) + part.body for part in parts]
+        self._kinds = [part.kind for part in parts]
+        packed = [_PART.pack(part.kind, 0, -1) + part.body for part in parts]
         super().__init__(b"".join(packed) + _END_OF_MULTI)
 
     def read(self, body: bytes) -> list[Any]:
         results: list[Any] = []
+        kinds: list[int] = []
         offset = 0
         while True:
-            kind, done, _ = _HEADER.unpack_from(body, offset)
-            offset += _HEADER.size
+            kind, done, _ = _PART.unpack_from(body, offset)
+            offset += _PART.size
             if done:
+                if offset != len(body):
+                    raise ValueError(f"{len(body) - offset} bytes behind a transaction")
+                if kinds not in (self._kinds, [_FAILED] * len(self._kinds)):
+                    raise ValueError(f"results of the kinds {kinds}")
                 return results
+            kinds.append(kind)
             result: Any = True
             if kind == Plain.kind:
-                result, offset = _read_text(body, offset)
+                result, offset = read_text(body, offset)
             elif kind == Write.kind:
                 result = Stat._make(_STAT.unpack_from(body, offset))
                 offset += _STAT.size
-            elif kind == -1:
+            elif kind == _FAILED:
                 (code,) = _INT.unpack_from(body, offset)
                 result, offset = _error(code), offset + 4
+            elif kind not in (Delete.kind, Check.kind):
+                raise ValueError(f"a result of kind {kind}")
             results.append(result)
 
     @property
@@ -372,8 +545,9 @@ class Checks(Multi):
     __slots__ = ("_expected",)
 
     def __init__(self, paths: Sequence[str]) -> None:
+        self._kinds = [Check.kind] * len(paths)
         Request.__init__(
-            self, b"".join([_CHECK + _text(path) + _ANY for path in paths]) + _END_OF_MULTI
+            self, b"".join([_CHECK + pack_text(path) + _ANY for path in paths]) + _END_OF_MULTI
         )
         self._expected = _CHECKED * len(paths) + _END_OF_MULTI
 
@@ -381,3 +555,13 @@ class Checks(Multi):
         if body == self._expected:
             return []
         return super().read(body)
+
+
+class Close(Request):
+    """Ends the session, with all its ephemeral nodes and watches."""
+
+    __slots__ = ()
+    kind = -11
+
+    def __init__(self) -> None:
+        super().__init__(b"")
