@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -491,3 +492,27 @@ def test_a_release_that_fails_while_it_is_written_is_unknown(
         assert run_now(backend.release(grant)) is None
         monkeypatch.undo()
         assert take(backend).token > grant.token
+
+
+@pytest.mark.parametrize("late", ["abandon", "attempt", "release"])
+def test_a_request_after_close_leaves_no_file_open(tmp_path: Path, late: str) -> None:
+    """As by a thread that undoes its acquire while another one closes the client."""
+    path = tmp_path / "locks.db"
+    with backend_of(path) as backend:
+        held = take(backend)
+    requests: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+        "abandon": lambda: backend.abandon(held.claim),
+        "attempt": lambda: backend.attempt(held.claim, join=False),
+        "release": lambda: backend.release(held),
+    }
+    assert run_now(requests[late]()) is not False
+    assert [name for name in _open_files() if name.startswith(str(path))] == []
+    assert backend._connection._database is None
+
+
+def _open_files() -> list[str]:
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            names.append(str(descriptor.readlink()))
+    return names

@@ -101,7 +101,7 @@ class SqliteConnection:
         self.file_id: FileId | None = None
         """The open file: what ``opener`` found at the path before it opened it."""
         self._pin: _InodePin | None = None
-        self._interrupted = self._opening = False
+        self._interrupted = self._opening = self._closed = False
         self._unusable = ""
         _open_connections.add(self)
 
@@ -133,6 +133,9 @@ class SqliteConnection:
         except BaseException as error:
             self._recover(error)
             raise
+        finally:
+            if self._closed:
+                self.drop()
 
     # Other requests.
 
@@ -178,6 +181,9 @@ class SqliteConnection:
         except BaseException as error:
             self._recover(error)
             raise
+        finally:
+            if self._closed:
+                self.drop()
 
     async def _again(
         self,
@@ -261,17 +267,21 @@ class SqliteConnection:
             connection, self._database, self._cursor = self._database, None, None
             if connection is not None:
                 connection.close()
+            if self._closed:
+                self._pin = None
 
     def close(self) -> None:
-        """Closes the connection for good. At the exit of the process a short log is left as it is:
-        the next process reads it, as after a crash, in less time than a checkpoint takes."""
+        """Closes the connection for good. A request that comes later, such as the undo of an
+        acquire of another thread, opens the file for itself alone.
+
+        At the exit of the process a short log is left as it is: the next process reads it, as after
+        a crash, in less time than a checkpoint takes."""
         with self._mutex:
+            self._closed = True
             if self._database is not None and lifetime.leaving() and self._log_is_short():
                 _never_closed.append(self._database)
                 self._database = self._cursor = None
             self.drop()
-            self._pin = None
-        _open_connections.discard(self)
 
     def _log_is_short(self) -> bool:
         try:
