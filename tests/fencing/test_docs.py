@@ -20,6 +20,7 @@ PAGES = (
     "guides/elect-a-leader.md",
     "guides/migrate.md",
     "guides/logging.md",
+    "guides/monitor.md",
     "guides/choose-a-ttl.md",
     "guides/questions.md",
     "reference/api.md",

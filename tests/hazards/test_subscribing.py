@@ -34,9 +34,9 @@ LONG = 200.0
 """How long something may take that has no deadline of its own: far longer than ``SOON``."""
 
 OPENERS: dict[str, tuple[tuple[type, str], tuple[type, str]]] = {
-    "mysql": ((mysql_listen.SubscriptionOpener, "attach"),) * 2,
+    "mysql": ((mysql_listen.SubscriptionOpener, "open"),) * 2,
     "postgres": (
-        (postgres_listen.BlockingPostgresWakeups, "_share"),
+        (postgres_listen.PostgresWakeups, "_share"),
         (postgres.PostgresConnector, "listen"),
     ),
     "redis": ((redis.Connector, "subscription"),) * 2,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -24,9 +26,9 @@ from hazards.drivers import (
     in_world,
 )
 from holdfast.errors import BackendUnavailable
-from holdfast.io.aio import AsyncPool
+from holdfast.io.aio import WORLD, AsyncPool
 from holdfast.io.clock import now
-from holdfast.io.connection import Broken
+from holdfast.io.connection import AllBusy, Broken
 from holdfast.io.wakeups import Messages, Wakeups
 from stores.fake_server import answering, fake_server
 
@@ -259,6 +261,65 @@ def test_a_forked_child_leaves_the_parents_connections_alone(kind: str) -> None:
     assert len(connections) == 2
 
 
+@both_loops
+def test_a_forked_child_has_no_connection_that_was_in_use(kind: str) -> None:
+    """Its number stays taken, by another file: the loop believes to know it."""
+    asked = threading.Event()
+
+    def handle(connection: socket.socket) -> None:
+        connection.recv(100)
+        asked.set()
+        echo(connection)
+
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port), 1, pipelined=False)
+        task = asyncio.ensure_future(pool.request(b"lost\n"))
+        assert await asyncio.to_thread(asked.wait, SOON)
+        (channel,) = pool._all
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                pool.forget()
+                code = 2 if stat.S_ISSOCK(os.fstat(channel._fd).st_mode) else 0
+            finally:
+                os._exit(code)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        task.cancel()
+        await asyncio.wait([task])
+        pool.close()
+
+    with fake_server(handle) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+def test_a_full_pool_says_so_at_the_deadline(kind: str) -> None:
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port), 1, pipelined=False)
+        task = asyncio.ensure_future(pool.request(b"silent\n"))
+        await asyncio.sleep(0)
+        began = now()
+        with pytest.raises(Failed, match="AllBusy: all 1 connections are busy"):
+            await pool.request(b"x\n", now() + SHORT)
+        assert now() - began < SHORT + SPARE_SECONDS
+        task.cancel()
+        await asyncio.wait([task])
+        with pytest.raises(Failed, match="TimeoutError"):
+            await pool.request(b"y\n", now() + SHORT)
+        pool.close()
+
+    with fake_server(drain) as port:
+        on_loop(kind, body)
+
+
+def drain(connection: socket.socket) -> None:
+    """Reads and answers nothing."""
+    while connection.recv(100):
+        pass
+
+
 def _lacks(*_: object) -> None:
     raise NotImplementedError
 
@@ -342,3 +403,220 @@ def test_the_protocol_of_these_tests_is_pure() -> None:
             assert found == [b"first", b"second", b"third"]
             assert pushed == [b"push"]
             connection.close()
+
+
+class Held:
+    """A server that echoes, and answers ``slow`` only when told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.connections: list[socket.socket] = []
+        self.slow, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, connection: socket.socket) -> None:
+        self.connections.append(connection)
+        while text := connection.recv(100):
+            self.seen.append(text)
+            if text.startswith(b"slow"):
+                self.slow.set()
+                assert self.go.wait(SOON)
+            connection.sendall(text)
+
+
+@both_loops
+def test_a_request_of_an_owner_runs_after_its_cancelled_one(kind: str) -> None:
+    """Other owners have the other connections meanwhile; no connection is lost."""
+    server = Held()
+
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port), 2, pipelined=False)
+        task = asyncio.ensure_future(pool.request(b"slow\n", owner="me"))
+        assert await asyncio.to_thread(server.slow.wait, SOON)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        undo = asyncio.ensure_future(pool.request(b"undo\n", owner="me"))
+        for _ in range(5):
+            assert await pool.request(b"other\n", owner="other") == b"other"
+        assert b"undo\n" not in server.seen
+        server.go.set()
+        assert await undo == b"undo"
+        assert await pool.request(b"after\n", owner="me") == b"after"
+        assert len(server.connections) == 2
+        pool.close()
+
+    with fake_server(server) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+def test_a_request_of_an_owner_waits_beyond_its_own_deadline_for_its_cancelled_one(
+    kind: str,
+) -> None:
+    """Sent before, it would undo what does not exist yet."""
+    server = Held()
+
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port), 2, pipelined=False)
+        await asyncio.gather(pool.request(b"one\n"), pool.request(b"two\n"))  # both are open
+        task = asyncio.ensure_future(pool.request(b"slow\n", owner="me"))
+        assert await asyncio.to_thread(server.slow.wait, SOON)
+        task.cancel()
+        await asyncio.wait([task])
+        undo = asyncio.ensure_future(pool.request(b"undo\n", now() + SHORT, owner="me"))
+        await asyncio.sleep(5 * SHORT)
+        assert b"undo\n" not in server.seen
+        server.go.set()
+        await asyncio.wait([undo])
+        undo.exception()  # its time is over: it may fail, and is then repeated
+        pool.close()
+
+    with fake_server(server) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+def test_blocking_work_that_ends_as_its_task_is_cancelled_is_undone(kind: str) -> None:
+    """In the same round of the loop: the result is delivered, and then the task is cancelled."""
+    undone: list[int] = []
+
+    async def body() -> None:
+        loop, ended = asyncio.get_running_loop(), threading.Event()
+
+        def work() -> int:
+            ended.set()
+            return 7
+
+        task = asyncio.ensure_future(WORLD.run(work, undone.append))
+        await asyncio.sleep(0)
+        ended.wait(SOON)
+        time.sleep(SHORT)  # the loop stands still until the result waits to be delivered
+        loop.call_soon(task.cancel)
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    on_loop(kind, body)
+    assert undone == [7]
+
+
+def test_blocking_work_that_ends_with_its_loop_is_undone() -> None:
+    """What the thread would deliver to the loop, the loop never runs."""
+    undone: list[int] = []
+    go, ended = threading.Event(), threading.Event()
+
+    def work() -> int:
+        go.wait(SOON)
+        return 7
+
+    def undo(result: int) -> None:
+        undone.append(result)
+        ended.set()
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(WORLD.run(work, undo))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        # As if the loop were closed before it runs what comes from the thread.
+        loop.call_soon_threadsafe = lambda *_: None  # type: ignore[assignment, method-assign]
+        go.set()
+        assert ended.wait(SOON)
+
+    on_loop("asyncio", body)  # methods of uvloop's loop can't be replaced
+    assert undone == [7]
+
+
+@both_loops
+def test_a_cancelled_request_has_its_connection_until_its_deadline(kind: str) -> None:
+    server = Held()
+
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port), 1, pipelined=False)
+        task = asyncio.ensure_future(pool.request(b"slow\n", now() + 5 * SHORT, owner="me"))
+        assert await asyncio.to_thread(server.slow.wait, SOON)
+        task.cancel()
+        await asyncio.wait([task])
+        with pytest.raises(Failed) as caught:
+            await pool.request(b"busy\n", now() + SHORT)
+        assert isinstance(caught.value.__cause__, AllBusy)
+        assert await pool.request(b"after\n", owner="me") == b"after"
+        assert len(server.connections) == 2
+        server.go.set()
+        pool.close()
+
+    with fake_server(server) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+@pytest.mark.parametrize("owner", ["", "me"])
+def test_a_cancellation_at_every_await_of_an_exclusive_request(kind: str, owner: str) -> None:
+    """The limit is whole, and later replies are right."""
+
+    async def body() -> None:
+        for steps in range(40):
+            pool = AsyncPool(LinesEndpoint(port), 1, pipelined=False)
+            task = asyncio.ensure_future(pool.request(b"torn\n", owner=owner))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            done = task.done()
+            task.cancel()
+            await asyncio.wait([task])
+            assert await pool.request(b"after\n", owner=owner) == b"after"
+            assert await asyncio.gather(*(pool.request(b"%d\n" % n) for n in range(3))) == [
+                b"0",
+                b"1",
+                b"2",
+            ]
+            pool.close()
+            if done:
+                return
+
+    with fake_server(echo) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+def test_a_connection_that_ended_while_the_loop_stood_still_is_not_used(kind: str) -> None:
+    class LookFirst(Lines):
+        look_first = True
+
+    def once(connection: socket.socket) -> None:
+        connection.sendall(connection.recv(100))
+
+    async def body() -> None:
+        pool = AsyncPool(LinesEndpoint(port, LookFirst), 1, pipelined=False)
+        for text in (b"one", b"two", b"three"):
+            assert await pool.request(text + b"\n") == text
+            # The loop does not run until the end is there.
+            assert select.select([pool._idle[0].connection], [], [], SOON)[0]
+        pool.close()
+
+    with fake_server(once) as port:
+        on_loop(kind, body)
+
+
+@both_loops
+def test_blocking_work_runs_beside_the_loop(kind: str) -> None:
+    """Its result or error is returned; the result of cancelled work is undone."""
+
+    async def body() -> None:
+        assert await WORLD.run(lambda: 42, lambda _: None) == 42
+        with pytest.raises(ZeroDivisionError):
+            await WORLD.run(lambda: 1 // 0, lambda _: None)
+        began, go, undone = threading.Event(), threading.Event(), threading.Event()
+
+        def work() -> int:
+            began.set()
+            assert go.wait(SOON)
+            return 42
+
+        task = asyncio.ensure_future(WORLD.run(work, lambda result: undone.set()))
+        assert await asyncio.to_thread(began.wait, SOON)
+        task.cancel()
+        await asyncio.wait([task])
+        go.set()
+        assert await asyncio.to_thread(undone.wait, SOON)
+
+    on_loop(kind, body)

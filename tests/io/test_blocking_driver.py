@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hazards.drivers import Failed, LinesEndpoint, Numbered, backwards, counted, echo
+from hazards.drivers import Failed, Lines, LinesEndpoint, Numbered, backwards, counted, echo
 from hazards.tearing import handled_at, lines_of, torn_at
 from holdfast.io.blocking import BlockingPool
 from holdfast.io.clock import now
@@ -213,7 +214,10 @@ def test_a_reply_without_a_request_is_never_used() -> None:
         connection.collect()
         assert connection.next() == b"one"
         pool.give(connection)
-        assert pool.take(now() + SOON) is not connection
+        another = pool.take(now() + SOON)
+        assert another is not connection
+        pool.drop(another)
+        pool.close()
 
 
 @pytest.mark.parametrize("way", ["request", "requests"])
@@ -315,3 +319,31 @@ def test_a_forked_child_has_no_connection_that_another_thread_was_using() -> Non
         pool.give(used)
         assert pool.request(b"after\n") == b"after"
         pool.close()
+
+
+def test_a_connection_that_ended_while_idle_is_not_used() -> None:
+    class LookFirst(Lines):
+        look_first = True
+
+    def once(connection: socket.socket) -> None:
+        connection.sendall(connection.recv(100))
+
+    with fake_server(once) as port:
+        pool = BlockingPool(LinesEndpoint(port, LookFirst), 1)
+        for text in (b"one", b"two", b"three"):
+            assert pool.request(text + b"\n") == text
+            assert select.select([pool._idle[0]], [], [], SOON)[0]
+        pool.close()
+
+
+def test_a_detached_connection_does_not_count() -> None:
+    with fake_server(echo) as port:
+        pool = BlockingPool(LinesEndpoint(port), 1)
+        assert pool.detach() is None
+        assert pool.request(b"one\n") == b"one"
+        detached = pool.detach()
+        assert detached is not None
+        assert in_thread(lambda: pool.request(b"two\n")) == b"two"
+        pool.close()
+        assert detached.fd >= 0
+        detached.close()

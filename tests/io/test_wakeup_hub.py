@@ -1,13 +1,15 @@
-"""A hub that another thread closes ends its waits without an error of the subscription."""
+"""The hubs: one that another thread closes ends its waits without an error; no wake-up is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 
 import pytest
 
 from holdfast.io.clock import now
-from holdfast.io.wakeups import BlockingWakeupHub
+from holdfast.io.wakeups import AsyncWakeupHub, BlockingWakeupHub
 
 
 class ClosedMeanwhile:
@@ -56,3 +58,17 @@ def test_a_broken_subscription_of_an_open_hub_raises(
             hub.wait("key", now() + 30)
     hub.close()
     broken.close()
+
+
+def test_a_wake_up_is_kept_if_the_wait_has_just_run_out() -> None:
+    """The loop ends the wait by its timer, and runs the next timer before the waiting task."""
+
+    async def wait_twice() -> tuple[bool, bool]:
+        hub = AsyncWakeupHub()
+        waiting = asyncio.create_task(hub.wait("key", now() + 0.01))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.02, hub.wake, "key")
+        time.sleep(0.05)  # both timers are due in the same turn of the loop
+        return await waiting, await hub.wait("key", now() + 30)
+
+    assert asyncio.run(wait_twice()) == (False, True)

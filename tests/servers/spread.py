@@ -15,7 +15,10 @@ import pytest
 
 __all__ = ["Place", "Share", "place_of"]
 
-STORES = ("redlock", "redis", "etcd", "consul", "zookeeper", "postgres", "mysql", "sqlite")
+STORES = (
+    "redlock", "redis", "etcd", "consul", "zookeeper", "postgres", "mysql", "sqlite",
+    "memcached",  # of an example
+)  # fmt: skip
 SUITES = ("tests/contract/", "tests/conformance/", "tests/primitives/", "tests/worlds/")
 """Where tests run on every store, each with the server of its harness."""
 

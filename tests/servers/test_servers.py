@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 
 from servers.consul import ConsulServer, ConsulTrio
 from servers.etcd import EtcdServer, EtcdTrio
+from servers.memcached import MemcachedServer
 from servers.missing import ServerMissing, program
 from servers.mysql import DATABASE, USER, MySQLServer
 from servers.postgres import PgBouncer, PostgresServer
@@ -187,6 +188,18 @@ def test_a_cluster_serves_every_slot() -> None:
     with RedisCluster() as cluster:
         shares = [str(node.ask("CLUSTER", "INFO")) for node in cluster.nodes]
         assert all("cluster_slots_ok:16384" in share for share in shares)
+
+
+@pytest.mark.faults
+def test_memcached_forgets_when_it_restarts() -> None:
+    with MemcachedServer() as server:
+        assert server.ask(b"add kept 0 0 3\r\nyes\r\n") == b"STORED\r\n"
+        assert b"yes" in server.ask(b"get kept\r\n")
+        server.pause()
+        assert not _answers_within(server, 0.2)
+        server.resume()
+        server.restart()
+        assert server.ask(b"get kept\r\n") == b"END\r\n"
 
 
 def test_redis_users_and_passwords() -> None:

@@ -29,8 +29,7 @@ class Counting:
 
     def __init__(self, http: Any) -> None:
         self.http = http
-        """What sends the requests of the backend: ``Http`` of Consul, ``Wire`` of etcd."""
-        self.servers = getattr(http, "servers", None)
+        """The ``Wire`` of the backend."""
         self.asked: list[bytes] = []
         self.read = 0
         """The number of bytes in all answers."""
@@ -61,10 +60,8 @@ class Peer:
         self._loop = asyncio.Runner() if flavour is Flavour.ASYNCIO else None
         backend: Any = self.run(self._open())
         self.backend = backend
-        if url.startswith("etcd"):
-            self.post = backend.calls.wire = Counting(backend.calls.wire)
-        else:
-            self.post = backend.agent.http = Counting(backend.agent.http)
+        requests = backend.calls if url.startswith("etcd") else backend.agent
+        self.post = requests.wire = Counting(requests.wire)
 
     async def _open(self) -> Any:
         return self.store.backend(BlockingRuntime() if self._loop is None else AsyncioRuntime())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import socket
 import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,8 +18,10 @@ import pytest
 import holdfast
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.http import Reply, Responses, Servers
-from holdfast.io.http_aio import AsyncConnection, AsyncHttp
+from holdfast.io.http import Reply
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.stores._consensus.hosts import Hosts, Wire
+from holdfast.stores.consul.agent import AgentConnection, AgentEndpoint
 from servers.consul import ConsulServer
 from servers.etcd import EtcdServer
 from servers.process import Server
@@ -139,50 +142,25 @@ def test_a_client_works_on_uvloop(servers: Registry, namespace: str, kind: type[
     uvloop.run(locks.close())
 
 
-class _Transport:
-    """A transport that is not of asyncio's classes, like those of uvloop. After its end it has no
-    socket."""
-
-    aborted = False
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-def test_a_transport_need_not_be_of_asyncios_classes() -> None:
-    async def main() -> None:
-        servers = Servers("x", (("127.0.0.1", 1),), tls=None, request_seconds=1)
-        connection = AsyncConnection(servers, 0)
-        transport: Any = _Transport()
-        connection.connection_made(transport)
-        assert connection.usable()
-        connection.close()
-        assert not connection.usable()
-
-    asyncio.run(main())
-
-
-class _BusyOnce(Responses):
+class _BusyOnce(AgentConnection):
     """The program computes for a while in the round of the loop that reads the first response."""
 
     busy = True
 
-    def feed(self, data: bytes) -> Reply | None:
-        reply = super().feed(data)
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
         if _BusyOnce.busy:
             _BusyOnce.busy = False
             time.sleep(0.6)
-        return reply
+
+
+class _BusyEndpoint(AgentEndpoint):
+    def connection(self, sock: socket.socket, host: int) -> AgentConnection:
+        return _BusyOnce(sock, host, self)
 
 
 def test_a_wake_up_is_passed_on_if_its_task_runs_out_of_time_in_the_same_round() -> None:
-    arrived = asyncio.Event()
+    arrived, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -192,13 +170,14 @@ def test_a_wake_up_is_passed_on_if_its_task_runs_out_of_time_in_the_same_round()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+            ended.set()
 
     async def main() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         hosts = (("127.0.0.1", server.sockets[0].getsockname()[1]),)
         _BusyOnce.busy = True
-        settings = Servers("x", hosts, tls=None, request_seconds=30, responses=_BusyOnce)
-        http = AsyncHttp(settings, 1)
+        endpoint = _BusyEndpoint(Hosts("x", hosts, tls=None, request_seconds=30))
+        http = Wire[Reply](endpoint, 1, AsyncioRuntime())
         first = asyncio.create_task(http.ask(b"POST /a"))
         await arrived.wait()
         # Out of time while the loop is busy with the first response, and woken by that response.
@@ -206,8 +185,10 @@ def test_a_wake_up_is_passed_on_if_its_task_runs_out_of_time_in_the_same_round()
         third = asyncio.create_task(http.ask(b"POST /c"))
         answers = await asyncio.gather(first, second, third, return_exceptions=True)
         assert isinstance(answers[1], BackendUnavailable)
+        assert "all 1 connections are busy" in str(answers[1])
         assert isinstance(answers[2], Reply)
         await http.close()
+        await ended.wait()
         server.close()
 
     asyncio.run(main())

@@ -17,8 +17,11 @@ from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.io import http
 from holdfast.io.clock import now
-from holdfast.io.http import BlockingHttp, IndexedResponses, Reply, Responses, Servers, Tls
-from holdfast.io.http_aio import AsyncHttp
+from holdfast.io.http import Reply
+from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.stores._consensus.hosts import Hosts, Tls, Wire
+from holdfast.stores.consul.agent import AgentEndpoint
 from holdfast.testing import Flavour
 from servers.consul import ConsulServer
 from servers.registry import Servers as ServerRegistry
@@ -152,20 +155,21 @@ def test_a_renewal_that_is_not_the_store_s_loses_no_hold(
         assert (renewal.lost, renewal.unknown) == ({}, {})
 
 
-def _servers(port: int, tls: Tls | None = None) -> Servers:
+def _hosts(port: int, tls: Tls | None = None) -> Hosts:
     name = "localhost" if tls else "127.0.0.1"
-    return Servers("consul://host", ((name, port),), tls=tls, request_seconds=SOON)
+    return Hosts("consul://host", ((name, port),), tls=tls, request_seconds=SOON)
 
 
-def _ask(servers: Servers, flavour: Flavour, seconds: float) -> None:
+def _ask(hosts: Hosts, flavour: Flavour, seconds: float) -> None:
     """Send one request, which must fail."""
 
     async def ask() -> None:
-        client = (BlockingHttp if flavour is Flavour.BLOCKING else AsyncHttp)(servers, 1)
+        runtime = BlockingRuntime() if flavour is Flavour.BLOCKING else AsyncioRuntime()
+        wire = Wire[Reply](AgentEndpoint(hosts), 1, runtime)
         try:
-            await client.ask(b"GET /", until=now() + seconds)
+            await wire.ask(b"GET /", until=now() + seconds)
         finally:
-            await client.close()
+            await wire.close()
 
     run = run_now if flavour is Flavour.BLOCKING else asyncio.run
     with pytest.raises(BackendUnavailable):
@@ -204,23 +208,8 @@ def test_an_answer_without_end_is_given_up(
     sent: list[int] = []
     with fake_server(_without_end(head, sent)) as port:
         begun = now()
-        _ask(_servers(port), flavour, SOON)
+        _ask(_hosts(port), flavour, SOON)
         assert now() - begun < SOON / 2
-
-
-def test_what_an_answer_may_have() -> None:
-    """The limit is enough for a list of very many names; that of a header is much lower."""
-    responses = Responses()
-    assert responses.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n") is None
-    piece = b"x" * 2**20
-    for _ in range(63):
-        assert responses.feed(piece) is None
-    with pytest.raises(OSError, match="response is too long"):
-        responses.feed(piece + piece)
-    responses = IndexedResponses()
-    responses.feed(b"HTTP/1.1 200 OK\r\nX-Consul-Index: " + b"9" * 5000)
-    with pytest.raises(OSError, match="response is too long"):
-        responses.feed(b"9" * http.MOST_HEAD_BYTES)
 
 
 @pytest.mark.parametrize("flavour", list(Flavour))
@@ -241,6 +230,6 @@ def test_an_answer_that_drips_ends_in_time(
 
     with fake_server(handle, own if tls else None) as port:
         begun = now()
-        _ask(_servers(port, Tls(str(own.certificate)) if tls else None), flavour, 2.0)
+        _ask(_hosts(port, Tls(str(own.certificate)) if tls else None), flavour, 2.0)
         assert now() - begun < 3.0
         over.set()

@@ -1,4 +1,5 @@
-"""A store that accepts connections and never answers: ``timeout`` bounds acquire and ``close``."""
+"""A store that accepts connections and never answers: ``timeout`` bounds acquire and ``close``.
+And one whose port is closed: the error says so in words."""
 
 from __future__ import annotations
 
@@ -77,6 +78,17 @@ def test_acquire_and_close_end_in_time(
     assert timeout / 2 < took < timeout + SPARE
 
 
+@pytest.mark.parametrize("url", URLS, ids=lambda url: url.replace("://", " ").split("{")[0])
+def test_a_closed_port_is_told_in_words(url: str) -> None:
+    """Without the number that the system has for the error."""
+    with (
+        holdfast.connect(url.format(*[f"127.0.0.1:{port}" for port in (1, 2, 3)])) as locks,
+        pytest.raises(BackendUnavailable, match="Connection refused") as caught,
+    ):
+        locks.lock("name", timeout=0).acquire()
+    assert "Errno" not in str(caught.value)
+
+
 @RUNS
 def test_a_stopped_redis_delays_close_once(run: Run) -> None:
     """However many claims have an unknown outcome."""
@@ -85,7 +97,7 @@ def test_a_stopped_redis_delays_close_once(run: Run) -> None:
             pass
         server.pause()
         try:
-            # Each first request has a second at least.
+            # Each first request has most of a second at least.
             assert run(server.url, 0.25, 4) < 4 * 1.0 + SPARE
         finally:
             server.resume()

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
-from holdfast.io import http
-from holdfast.io import http_aio as http_async
 from holdfast.io.clock import now
-from holdfast.io.http import Servers
-from holdfast.io.http_aio import AsyncConnection
-from holdfast.io.sockets import MOST_THREADS, Found, Lookup, look_up, open_socket, resolver
+from holdfast.io.connection import open_socket, world_of
+from holdfast.io.sockets import MOST_THREADS, Found, Lookup, look_up, resolver
 from holdfast.locks_async import AsyncLocks
+from holdfast.stores._consensus.hosts import HostEndpoint, Hosts
 from holdfast.testing import Flavour
 from holdfast.testing.clients import open_client, run_here
 
@@ -90,20 +89,17 @@ def _connect(
 ) -> str:
     """Connect; return the address that was reached."""
     hosts = hosts or ((NAME, port),)
-    servers = Servers("etcd://store.test", hosts, tls=None, request_seconds=seconds)
-    if flavour is Flavour.BLOCKING:
-        connection = http.connect(servers, now() + seconds)
-        reached: str = connection.socket.getpeername()[0]
-        connection.close()
-        return reached
+    known = Hosts("etcd://store.test", hosts, tls=None, request_seconds=seconds)
+    endpoint: HostEndpoint[Any] = HostEndpoint(known)
 
-    async def main() -> str:
-        made = await http_async.connect(servers, now() + seconds, AsyncConnection)
-        peer: tuple[str, int] = made.transport.get_extra_info("peername")
-        made.close()
-        return peer[0]
+    async def connect() -> str:
+        world = world_of(blocking=flavour is Flavour.BLOCKING)
+        sock, _ = await endpoint.connect(world, now() + seconds)
+        with sock:
+            reached: str = sock.getpeername()[0]
+            return reached
 
-    return asyncio.run(main())
+    return run_now(connect()) if flavour is Flavour.BLOCKING else asyncio.run(connect())
 
 
 def _wait_for(condition: Callable[[], object]) -> None:
@@ -150,14 +146,9 @@ def test_an_address_behind_silent_ones_is_reached(
 
 @flavours
 def test_an_unknown_name_fails_at_once(port: int, flavour: Flavour) -> None:
-    servers = Servers("etcd://x", (("name.invalid", port),), tls=None, request_seconds=60)
-
-    async def ask() -> object:
-        return await http_async.connect(servers, now() + 60, AsyncConnection)
-
     began = now()
     with pytest.raises(BackendUnavailable, match=r"name\.invalid"):
-        asyncio.run(ask()) if flavour is Flavour.ASYNCIO else http.connect(servers, now() + 60)
+        _connect(flavour, port, 60, (("name.invalid", port),))
     assert now() - began < 30
 
 
@@ -243,7 +234,8 @@ def test_an_address_of_a_family_that_the_system_does_not_have_is_passed_over(
         return [(family, kind, 6, "", ("127.0.0.1", port)) for family in families]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    with open_socket(NAME, port, now() + 30) as connected:
+    opening = open_socket(world_of(blocking=True), NAME, port, now() + 30)
+    with run_now(opening) as connected:
         assert connected.getpeername() == ("127.0.0.1", port)
 
 
@@ -280,10 +272,13 @@ def test_a_fork_looks_up_by_itself() -> None:
 
 
 @flavours
-def test_postgresql_gives_up_a_look_up_that_hangs(names: Names, flavour: Flavour) -> None:
-    """libpq gets addresses, which our own resolver has looked up."""
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_database_s_look_up_that_hangs_is_given_up(
+    names: Names, scheme: str, flavour: Flavour
+) -> None:
+    """libpq and PyMySQL get addresses, which our own resolver has looked up."""
     names.answer.clear()
-    url = f"postgresql://user@{NAME}/db"
+    url = f"{scheme}://user@{NAME}/db"
 
     async def ask(locks: AsyncLocks) -> None:
         await locks.lock("name", timeout=1).acquire()

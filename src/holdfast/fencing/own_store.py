@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.claim import Fence
 from holdfast.core.drive import run_now
 from holdfast.errors import StaleFence
+from holdfast.fencing.rule import tell_refused
 from holdfast.lease import AsyncLease, LeaseBase
 
 __all__ = ["OwnStoreGuard"]
@@ -83,6 +84,7 @@ class OwnStoreGuard:
     async def _refused(self, key: str) -> StaleFence:
         """Names our token and the current holder."""
         lease, fence = self._lease, self._lease.fence
+        tell_refused(key, fence)
         message = f"{key!r} refused token {fence.token} of {fence.name!r} ({fence.mode})"
         holders = (await self._backend.look(lease.name)).holders
         latest = max(holders, key=lambda holder: holder.token, default=None)

@@ -7,6 +7,7 @@ and are tested against it. No I/O here.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -124,8 +125,17 @@ def enter(memory: Memory | None, fence: Fence) -> Memory:
     return memory._replace(writer=writer, highest=highest)
 
 
+def tell_refused(resource: str, fence: Fence) -> None:
+    """Tells the observers of the process, if it has any, that a guard has refused a fence."""
+    if "holdfast.core.events" in sys.modules:  # else no observer exists
+        from holdfast.core import events
+
+        events.refused(fence, resource)
+
+
 def stale(resource: str, fence: Fence, against: Fence) -> StaleFence:
-    """The error, in words that a person understands."""
+    """The error, in words that a person understands; tells observers of the refusal."""
+    tell_refused(resource, fence)
     return StaleFence(
         f"{resource!r} refused {_described(fence)}: {_why(fence, against)}",
         fence=fence,

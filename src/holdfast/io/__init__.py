@@ -4,6 +4,5 @@
 third). ``connection`` is a protocol on a descriptor, and how one is opened; ``blocking`` and
 ``aio`` are the two drivers: pools, deadlines, forks, interrupts. ``wakeups`` wakes waiters,
 ``threads`` has the threads of the process, ``lifetime`` forks and exit, ``limits`` connection
-limits, ``sockets`` name resolution. ``resp``, ``http`` and ``long_poll`` are protocols that several
-stores use; the last two still have drivers of their own.
+limits, ``sockets`` name resolution. ``resp``, ``http`` and ``http2`` are protocols.
 """

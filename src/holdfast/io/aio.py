@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from holdfast.errors import BackendUnavailable, HoldfastError
 from holdfast.io.clock import now
-from holdfast.io.connection import PENDING, READ, WRITE, Broken, Connection, Endpoint
+from holdfast.io.connection import PENDING, READ, WRITE, AllBusy, Broken, Connection, Endpoint
 from holdfast.io.sockets import Found, Lookup, is_address, of_address, resolver
+from holdfast.io.wakeups import poller
 
 __all__ = [
     "AsyncPool",
@@ -34,6 +37,11 @@ TICKS = 4
 NEGLIGIBLE_SECONDS = 0.05
 """A deadline this close to the usual one gets no timer of its own."""
 LEAST_SECONDS = 0.001
+MARGIN_SECONDS = 0.02
+"""So much earlier than its request an opening ends: its own error says more than a timeout."""
+LONGEST_WAIT_SECONDS = 3600.0
+
+T = TypeVar("T")
 
 
 class AsyncWorld:
@@ -72,7 +80,8 @@ class AsyncWorld:
             if not future.done():
                 future.set_result(None)
 
-        timer = loop.call_later(max(0.0, until - now()), end)
+        seconds = min(max(0.0, until - now()), LONGEST_WAIT_SECONDS)
+        timer = loop.call_later(seconds, end)
         watched = []
         try:
             for number, wish in fds.items():
@@ -84,6 +93,61 @@ class AsyncWorld:
             timer.cancel()
             for number in watched:
                 unwatch(loop, number)
+
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object]) -> T:
+        return await _BlockingWork(work, undo).result()
+
+
+class _BlockingWork(Generic[T]):
+    """Blocking work on a thread of its own, for one task. A result that the task does not get is
+    undone, by whichever of the two comes second: the loop may end before anything is delivered."""
+
+    def __init__(self, work: Callable[[], T], undo: Callable[[T], object]) -> None:
+        self._work, self._undo = work, undo
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[T] = self._loop.create_future()
+        self._made: list[T] = []
+        """The result, until the task has it or it is undone."""
+        self._given_up = False
+
+    async def result(self) -> T:
+        # Not the loop's executor: it may be full of the program's own work, which waits for us.
+        name = "holdfast-blocking-work"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+        try:
+            result = await self._future
+        except BaseException:
+            self._given_up = True  # first: from here on the thread undoes what it makes
+            self._undo_made()
+            raise
+        self._made.clear()
+        return result
+
+    def _run(self) -> None:
+        try:
+            self._made.append(self._work())
+            deliver, value = self._future.set_result, self._made[0]
+        except BaseException as error:  # noqa: BLE001 - raised on the loop
+            self._deliver(partial(self._future.set_exception, error))
+            return
+        if self._given_up:
+            self._undo_made()
+        else:
+            self._deliver(partial(deliver, value))
+
+    def _deliver(self, settle: Callable[[], None]) -> None:
+        def settle_once() -> None:
+            if not self._future.done():
+                settle()
+
+        try:
+            self._loop.call_soon_threadsafe(settle_once)
+        except RuntimeError:  # the loop is closed
+            self._undo_made()
+
+    def _undo_made(self) -> None:
+        with suppress(IndexError):  # nothing is made, or the other one undoes it
+            self._undo(self._made.pop())
 
 
 WORLD = AsyncWorld()
@@ -218,6 +282,7 @@ class Channel:
         self._ticks = 0
         self._watcher = Watcher(connection, self._readable)
         self._fd = connection.fd
+        self._has_input = poller(self._fd)
 
     def request(self, request: Any) -> asyncio.Future[Any]:
         """Sends one request. Raises the endpoint's error if the channel is broken."""
@@ -344,6 +409,27 @@ class Channel:
         if not isinstance(error, OSError):
             raise error
 
+    def look(self) -> bool:
+        """Reads what has come while the loop stood still; false if the channel is broken."""
+        if self.broken is None and self.connection.look_first and self._has_input(0):
+            self._readable()
+        return self.broken is None
+
+    def rest(self, until: float) -> asyncio.Future[Any] | None:
+        """For the cancelled request of an exclusive channel: a future that is done with its reply,
+        or when the channel has failed, at ``until`` at the latest. ``None`` if none is due."""
+        if self.broken is not None or not self._waiting:
+            return None
+        self._waiting[-1] = rest = self._future()
+        timer = self._loop.call_later(max(0.0, until - now()), self.fail, TimeoutError())
+
+        def end(done: asyncio.Future[Any]) -> None:
+            timer.cancel()
+            done.exception()  # nobody else asks for it
+
+        rest.add_done_callback(end)
+        return rest
+
     def close(self) -> None:
         """Closes the connection, in any loop, also if its own is closed."""
         self.fail(Broken("the connection was closed"))
@@ -364,7 +450,9 @@ class AsyncPool:
 
     Pipelined: one connection for all requests, opened at first use and again after it broke, and
     exclusive ones for ``alone``. Otherwise all are exclusive: at most ``limit``, each for one
-    request at a time; that of a cancelled request is closed.
+    request at a time. That of a cancelled request is closed; if the request has an owner, it stays
+    in use until the reply or the deadline, and the owner's next request waits for that: so a
+    request that undoes the cancelled one runs after it.
     """
 
     def __init__(self, endpoint: Endpoint, limit: int, *, pipelined: bool = True) -> None:
@@ -375,11 +463,17 @@ class AsyncPool:
     def _reset(self) -> None:
         self._channel: Channel | None = None
         self._idle: list[Channel] = []
+        self._all: WeakSet[Channel] = WeakSet()
+        """With those in use: for a forked child, and for a later event loop."""
         self._opening = asyncio.Lock()
         self._exclusive = asyncio.Semaphore(self.limit)
+        self._cancelled: dict[str, asyncio.Future[Any]] = {}
+        """By owner: done when the owner's cancelled request was answered, or can't be."""
 
-    def request(self, request: Any, until: float | None = None) -> Awaitable[Any]:
+    def request(self, request: Any, until: float | None = None, owner: str = "") -> Awaitable[Any]:
         """Sends one request; its reply comes by ``until``."""
+        if not self.pipelined:
+            return self._request_alone(request, until, owner)
         channel = self._channel
         if channel is None or channel.broken is not None or self._in_a_hurry(until):
             return self._request(request, until)
@@ -392,6 +486,9 @@ class AsyncPool:
 
     async def _request(self, request: Any, until: float | None) -> Any:
         return (await self.requests((request,), until))[0]
+
+    async def _request_alone(self, request: Any, until: float | None, owner: str) -> Any:
+        return (await self._exclusively((request,), until, owner))[0]
 
     async def requests(self, requests: Sequence[Any], until: float | None = None) -> list[Any]:
         """Sends many requests at once; returns their replies, in order, all by ``until``."""
@@ -407,44 +504,106 @@ class AsyncPool:
 
     async def alone(self, requests: Sequence[Any], until: float | None = None) -> list[Any]:
         """Sends requests that may block their connection, over one that nothing else uses."""
-        return await self._within(until, self._alone, requests)
+        return await self._exclusively(requests, until, "")
+
+    async def _exclusively(
+        self, requests: Sequence[Any], until: float | None, owner: str
+    ) -> list[Any]:
+        if self._cancelled and owner in self._cancelled:
+            # However long its own deadline lasts: sooner, this would overtake it.
+            await asyncio.wait([self._cancelled[owner]])
+        seconds = self._seconds(until)
+        by = now() + seconds
+        permits = self._exclusive
+        await self._admit(permits, by, seconds)
+        # Nothing is awaited between, so the permit is given back in any case.
+        return await self._within(by, self._alone, requests, permits, owner)
+
+    def _seconds(self, until: float | None) -> float:
+        usual = self.endpoint.request_seconds
+        return usual if until is None else max(LEAST_SECONDS, min(usual, until - now()))
 
     async def _within(
         self,
         until: float | None,
-        work: Callable[[Sequence[Any], float], Awaitable[list[Any]]],
+        work: Callable[..., Awaitable[list[Any]]],
         requests: Sequence[Any],
+        *more: Any,
     ) -> list[Any]:
-        usual = self.endpoint.request_seconds
-        seconds = usual if until is None else max(LEAST_SECONDS, min(usual, until - now()))
+        seconds = self._seconds(until)
         try:
             async with asyncio.timeout(seconds):
-                return await work(requests, now() + seconds)
+                return await work(requests, now() + seconds, *more)
         except HoldfastError:
             raise
         except OSError as error:
             raise self.endpoint.failure(error, seconds) from error
 
-    async def _alone(self, requests: Sequence[Any], until: float) -> list[Any]:
-        async with self._exclusive:
-            channel = self._pop_idle() or await self._open(until)
-            try:
-                replies = await _all(channel.requests(requests))
-            except BaseException:
+    async def _alone(
+        self, requests: Sequence[Any], until: float, permits: asyncio.Semaphore, owner: str
+    ) -> list[Any]:
+        channel: Channel | None = None
+        rest: asyncio.Future[Any] | None = None
+        try:
+            channel = self._pop_idle() or await self._open(until - MARGIN_SECONDS)
+            return await _all(channel.requests(requests))
+        except BaseException as error:
+            # By its own deadline a request is cancelled, too.
+            if isinstance(error, asyncio.CancelledError) and owner and now() < until:
+                rest = None if channel is None else channel.rest(until)
+            if channel is not None and rest is None:
                 channel.close()
-                raise
-            if self._closed or not channel.connection.usable:
+            raise
+        finally:
+            if channel is None or rest is None:
+                self._give(channel, permits)
+            else:
+                self._give_later(channel, permits, rest, owner)
+
+    async def _admit(self, permits: asyncio.Semaphore, until: float, seconds: float) -> None:
+        """Waits until fewer than ``limit`` requests are under way. Not inside the timeout of the
+        request: two that end in the same round of the loop would hide the reason."""
+        if not permits.locked():
+            await permits.acquire()  # at once
+            return
+        try:
+            async with asyncio.timeout(until - now()):
+                await permits.acquire()
+        except TimeoutError:
+            busy = AllBusy(f"all {self.limit} connections are busy")
+            raise self.endpoint.failure(busy, seconds) from busy
+
+    def _give_later(
+        self,
+        channel: Channel,
+        permits: asyncio.Semaphore,
+        rest: asyncio.Future[Any],
+        owner: str,
+    ) -> None:
+        def give(_: object) -> None:
+            if self._cancelled.get(owner) is rest:
+                del self._cancelled[owner]
+            self._give(channel, permits)
+
+        self._cancelled[owner] = rest
+        rest.add_done_callback(give)
+
+    def _give(self, channel: Channel | None, permits: asyncio.Semaphore) -> None:
+        """Ends the exclusive use of a channel, if one was opened."""
+        if channel is not None and channel.broken is None:
+            if self._closed or not channel.connection.usable or not channel.runs_here():
                 channel.close()
             else:
                 self._idle.append(channel)
-            return replies
+        permits.release()
 
     def _pop_idle(self) -> Channel | None:
         while self._idle:
             channel = self._idle.pop()
-            if channel.broken is None and channel.runs_here():
+            if not channel.runs_here():
+                channel.forget()  # of a loop that has ended
+            elif channel.look():
                 return channel
-            channel.forget()  # of a loop that has ended
         return None
 
     async def _connect(self, until: float) -> Channel:
@@ -459,7 +618,9 @@ class AsyncPool:
     async def _open(self, until: float) -> Channel:
         connection = await self.endpoint.open(WORLD, until)
         try:
-            return Channel(connection, self.endpoint)
+            channel = Channel(connection, self.endpoint)
+            self._all.add(channel)
+            return channel
         except BaseException:
             connection.close()
             raise
@@ -475,7 +636,7 @@ class AsyncPool:
 
     def forget(self) -> None:
         """In a forked child, or on a later event loop."""
-        for channel in self._take_all():
+        for channel in list(self._all):
             channel.forget()
         self._reset()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import select
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from holdfast.core.drive import run_now
@@ -21,7 +21,9 @@ from holdfast.io.limits import ConnectionLimit, Permit
 from holdfast.io.sockets import Found, look_up
 from holdfast.io.wakeups import poller
 
-__all__ = ["WORLD", "AwaitedPool", "BlockingPool", "BlockingWorld"]
+__all__ = ["WORLD", "AwaitedPool", "BlockingPool", "BlockingWorld", "new_pool"]
+
+T = TypeVar("T")
 
 LONGEST_WAIT_SECONDS = 3600.0
 LEAST_SECONDS = 0.001
@@ -38,6 +40,9 @@ class BlockingWorld:
 
     async def ready(self, fds: dict[int, int], until: float) -> list[int]:
         return wait_for(fds, until)
+
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object]) -> T:
+        return work()
 
 
 def wait_for(fds: dict[int, int], until: float) -> list[int]:
@@ -85,6 +90,9 @@ class BlockingPool:
         try:
             connection = self._idle.pop()
         except IndexError:
+            return self.requests((request,), until)[0]
+        if connection.look_first and not self._is_alive(connection):
+            self.drop(connection)
             return self.requests((request,), until)[0]
         try:
             by = now() + seconds
@@ -222,6 +230,16 @@ class BlockingPool:
         connection.close()
         self._connection_limit.free(connection.permit)
 
+    def detach(self) -> Connection | None:
+        """Takes an idle connection out of the pool for good; ``None`` if there is none. It does
+        not count against the limit any more."""
+        connection = self._pop_alive()
+        if connection is not None:
+            self._all.discard(connection)
+            self._connection_limit.free(connection.permit)
+            connection.permit = None
+        return connection
+
     def _notify(self) -> None:
         self._connection_limit.call()
         if self._closed:
@@ -270,3 +288,12 @@ class AwaitedPool:
     async def alone(self, requests: Sequence[Any], until: float | None = None) -> list[Any]:
         """The same: every request has a connection to itself here."""
         return self.pool.requests(requests, until)
+
+
+def new_pool(endpoint: Endpoint, limit: int, *, blocking: bool) -> Any:
+    """A pool with the interface of ``io.aio.AsyncPool``, for threads or for an event loop."""
+    if blocking:
+        return AwaitedPool(endpoint, limit)
+    from holdfast.io.aio import AsyncPool
+
+    return AsyncPool(endpoint, limit)

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from holdfast.io.clock import now
 from holdfast.io.sockets import Found
@@ -32,7 +32,10 @@ __all__ = [
     "exchange",
     "open_socket",
     "open_unix",
+    "world_of",
 ]
+
+T = TypeVar("T")
 
 READ, WRITE = 1, 2
 """Events of a descriptor; a wish may be both."""
@@ -94,6 +97,9 @@ class Connection:
     answers by itself: a driver looks at it after ``collect``, too."""
     usable: bool = True
     """False if this connection must not be used for another request."""
+    look_first: ClassVar[bool] = False
+    """Whether a pool reads what has come on an idle connection before it sends a request there: for
+    servers that end idle sessions."""
     on_push: Callable[[Any], None] | None = None
     """Called by ``collect`` with each message that answers no request."""
     permit: Any = None
@@ -219,7 +225,7 @@ class Stream(Connection):
 
 def _broken(error: OSError) -> Broken:
     closed = isinstance(error, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
-    return Broken(str(error) or type(error).__name__, closed=closed)
+    return Broken(str(error.strerror or error) or type(error).__name__, closed=closed)
 
 
 class World(Protocol):
@@ -237,6 +243,23 @@ class World(Protocol):
         """Waits until descriptors have an event that is wished for; returns these, or nothing at
         ``until``. Without descriptors it is a pause."""
         ...
+
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object]) -> T:
+        """Runs blocking work and returns its result: here, or for an event loop on a thread of its
+        own. If the caller was cancelled before the end, ``undo`` gets the result, on any
+        thread."""
+        ...
+
+
+def world_of(*, blocking: bool) -> World:
+    """The world of threads, or that of event loops."""
+    if blocking:
+        from holdfast.io.blocking import WORLD as THREADS
+
+        return THREADS
+    from holdfast.io.aio import WORLD as LOOPS
+
+    return LOOPS
 
 
 class Endpoint(Protocol):

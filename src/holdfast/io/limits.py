@@ -40,21 +40,16 @@ class Permit:
 
 
 class ConnectionLimit:
-    """A limited number of permits, and a condition to wait for one."""
+    """A limited number of permits, and threads that wait for one."""
 
     def __init__(self, connections: int) -> None:
         self.connections = connections
-        self.waiting = 0
-        """How many threads are in ``wait``, or a few more. If not 0, ``call`` when a connection is
-        free."""
         self.waiters: deque[queue.SimpleQueue[None]] = deque()
         """The threads that wait in ``admit``. If there are any, ``call`` when a connection is
         free."""
         self._taken: WeakSet[Permit] = WeakSet()
-        # Acquired directly: ``Condition.__enter__`` is Python code, and an interrupt in there would
-        # leave it locked for ever.
+        # Re-entrant: a signal handler may take a permit while its own thread runs code in here.
         self.mutex = threading.RLock()
-        self._called = threading.Condition(self.mutex)
 
     def take(self) -> Permit | None:
         """A permit, or ``None`` if all are taken."""
@@ -97,18 +92,10 @@ class ConnectionLimit:
         with suppress(ValueError):  # it was notified
             self.waiters.remove(waiter)
 
-    def wait(self, seconds: float) -> bool:
-        """Waits for ``call`` or ``free``; true if notified before the timeout. Call this with
-        ``mutex`` held, after checking the condition under it. A notifier reads ``waiting`` first,
-        and then notifies under the mutex."""
-        return self._called.wait(max(0.0, seconds))
-
     def call(self) -> None:
         """Notifies one waiter: a connection is free."""
         with suppress(IndexError):
             self.waiters.popleft().put(None)
-        with self.mutex:
-            self._called.notify()
 
 
 def open_by(until: float, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Name resolution, connecting and waiting for input, each with a deadline.
+"""Name resolution with a deadline.
 
 The system's look-up has no timeout, so it runs on a thread, and the caller waits for it until its
 deadline. Callers that need the same name share one look-up: a look-up that hangs is never repeated
@@ -9,10 +9,7 @@ keep a client from the other hosts of its store.
 from __future__ import annotations
 
 import queue
-import select
 import socket
-import ssl
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,13 +22,10 @@ from holdfast.io.threads import OneThread
 __all__ = [
     "Found",
     "Lookup",
-    "Readable",
     "is_address",
     "look_up",
     "look_up_now",
     "of_address",
-    "open_socket",
-    "readable",
     "resolver",
 ]
 
@@ -39,8 +33,6 @@ MOST_THREADS = 4
 """How many names are looked up at the same time. A thread is started when it is first needed."""
 Found = tuple[Any, Any, int, str, Any]
 """An address as ``socket.getaddrinfo`` gives it."""
-Readable = Callable[[float], object]
-"""Waits up to this many milliseconds; true if there is something to read."""
 
 
 class Lookup:
@@ -167,49 +159,3 @@ def look_up(host: str, port: int, until: float) -> list[Found]:
         return lookup.result()
     finally:
         lookup.given_up = True
-
-
-def open_socket(host: str, port: int, until: float) -> socket.socket:
-    """Connects to the first address that accepts; raises ``OSError``, at ``until`` at the
-    latest."""
-    found = look_up(host, port, until)
-    failure: OSError | None = None
-    for number, (family, kind, protocol, _, address) in enumerate(found):
-        left = until - now()
-        if left <= 0:
-            break
-        try:
-            # The last address may use up what is left; the others must leave some for the rest.
-            share = left / (len(found) - number)
-            return _connect(socket.socket(family, kind, protocol), address, share)
-        except OSError as error:  # also if the system does not support the address family
-            failure = error
-    raise failure or TimeoutError()
-
-
-def _connect(sock: socket.socket, address: Any, seconds: float) -> socket.socket:
-    try:
-        sock.settimeout(seconds)
-        sock.connect(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def readable(sock: socket.socket, write_seconds: float) -> Readable | None:
-    """A function that waits for input on the socket. ``None`` for TLS, where the socket's own
-    timeout must be used: TLS may have read the bytes already that poll would wait for.
-
-    The socket's own timeout costs a poll before every write, too. The kernel's send timeout costs
-    nothing, and is good enough for writes, which hardly ever block. The kernel's receive timeout is
-    not used: a read that a signal interrupts starts again with its full timeout.
-    """
-    if isinstance(sock, ssl.SSLSocket) or not hasattr(select, "poll"):
-        return None
-    limit = struct.pack("@ll", int(write_seconds), int(write_seconds % 1 * 1_000_000))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    sock.settimeout(None)
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return poll.poll

@@ -1,8 +1,9 @@
-"""The threads of the process: renewers, the watcher of ends, callbacks.
+"""The threads of the process: renewers, the watcher of ends, callbacks, observers.
 
 One renewer per client renews what is held. One watcher per process reports holds that become
-doubtful or lost. One thread per process calls ``on_lost`` callbacks of blocking clients. All are
-daemon threads, started when they are first needed and started again after a fork.
+doubtful or lost. One thread per process calls ``on_lost`` callbacks of blocking clients, and one
+delivers events to observers. All are daemon threads, started when they are first needed and started
+again after a fork.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.core import log
-from holdfast.core.contract import Backend, Store
+from holdfast.core.contract import Backend, Runtime, Store
 from holdfast.core.drive import run_now
 from holdfast.core.renewer import Renewer
 from holdfast.core.watcher import EndWatcher
@@ -20,9 +22,13 @@ from holdfast.io import lifetime
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 
-__all__ = ["OneThread", "RenewerThread", "callbacks", "watcher"]
+__all__ = ["OneThread", "RenewerThread", "callbacks", "deliveries", "watcher"]
 
-Callback = Callable[[str], object]
+Callback = Callable[[Any], object]
+MOST_DELIVERIES = 10_000
+"""Of more events that wait for their observers, the newest are dropped, except ends of holds."""
+DELIVERY_SECONDS = 0.25
+"""How long the end of a client waits until observers were told of it."""
 
 
 class OneThread:
@@ -69,35 +75,89 @@ class OneThread:
 
 
 class _Callbacks:
-    """Calls ``on_lost`` callbacks. A slow callback delays other callbacks, and nothing else."""
+    """Calls callbacks on one thread. A slow callback delays other callbacks, and nothing else."""
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Callback, str]] = queue.SimpleQueue()
-        self._one = OneThread("holdfast-callbacks", self._run)
+    def __init__(self, thread: str, what: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callback, Any]] = queue.SimpleQueue()
+        self._what = what
+        self._one = OneThread(thread, self._run)
         self.prepare = self._one.start
         """Call before registering a callback: raises ``RuntimeError`` if no thread can be
         started."""
 
-    def call(self, callback: Callback, reason: str) -> None:
+    def call(self, callback: Callback, argument: Any) -> None:
         """Queues a callback for the thread that ``prepare`` started; never waits."""
-        self._queue.put((callback, reason))
+        self._queue.put((callback, argument))
 
     def _run(self) -> None:
         while True:
-            callback, reason = self._queue.get()
+            callback, argument = self._queue.get()
             try:
-                callback(reason)
+                callback(argument)
             except BaseException:  # noqa: BLE001 - the next callbacks must run
-                log.exception("a callback of on_lost failed")
-            del callback  # so that its objects are not kept until the next callback
+                log.exception("%s failed", self._what)
+            del callback, argument  # so that its objects are not kept until the next callback
 
     def forked(self) -> None:
         self._queue = queue.SimpleQueue()
         self._one.forked()
 
 
-callbacks = _Callbacks()
+callbacks = _Callbacks("holdfast-callbacks", "a callback of on_lost")
 lifetime.at_fork(callbacks)
+
+
+class _Deliveries(_Callbacks):
+    """Delivers events to observers, from a bounded queue."""
+
+    def __init__(self) -> None:
+        super().__init__("holdfast-observers", "the delivery of an event")
+        self.dropped = 0
+        """How many events were dropped since the last log line about it."""
+        self._delivered = 0
+        self._stuck_at = -1
+        """How many events were delivered when ``flush`` last waited in vain."""
+
+    def call(self, callback: Callback, argument: Any, keep: bool = False) -> None:
+        """Queues an event; drops it if too many wait, unless it is to be kept. Never waits, logs
+        nothing and starts no thread: the watcher calls it."""
+        if keep or self._queue.qsize() < MOST_DELIVERIES:
+            super().call(self._deliver, (callback, argument))
+        else:
+            self.dropped += 1
+
+    def _deliver(self, delivery: tuple[Callback, Any]) -> None:
+        if self.dropped:
+            dropped, self.dropped = self.dropped, 0
+            log.warning("%d events were dropped: an observer is too slow", dropped)
+        callback, argument = delivery
+        try:
+            callback(argument)
+        finally:
+            self._delivered += 1
+
+    def flush(self, seconds: float) -> None:
+        """Waits until what is queued now was delivered, for at most ``seconds``; not at all if the
+        observer that the last flush waited for in vain has not returned since."""
+        if self._one.thread is None or self._one.thread is threading.current_thread():
+            return
+        if self._delivered == self._stuck_at:
+            return
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        super().call(done.put, None)
+        try:
+            done.get(timeout=seconds)
+        except queue.Empty:
+            if seconds >= DELIVERY_SECONDS:  # less, at the exit of the process, tells nothing
+                self._stuck_at = self._delivered
+
+    def forked(self) -> None:
+        super().forked()
+        self._stuck_at = -1
+
+
+deliveries = _Deliveries()
+lifetime.at_fork(deliveries)
 
 
 class _Watcher(EndWatcher):
@@ -127,8 +187,8 @@ class RenewerThread:
     Started by the first hold or wait, ended with the client.
     """
 
-    def __init__(self, store: Store) -> None:
-        runtime = BlockingRuntime()
+    def __init__(self, store: Store, runtime: Runtime | None = None) -> None:
+        runtime = runtime or BlockingRuntime()
         backend = store.backend(runtime)
         self.renewer = Renewer(runtime, backend, store.display, sessions=store.whole_seconds)
         self.renewer.start = self.start
@@ -181,10 +241,14 @@ class RenewerThread:
         elif threading.current_thread() is not thread:
             if seconds is not None:
                 thread.join(seconds)
-                return
-            while thread.is_alive() and (left := self.renewer.finish_by - now()) > 0:
-                thread.join(left)
-            lifetime.ended(self)  # the exit of the process does not wait for it again
+            else:
+                while thread.is_alive() and (left := self.renewer.finish_by - now()) > 0:
+                    thread.join(left)
+                lifetime.ended(self)  # the exit of the process does not wait for it again
+        if self.renewer.events is not None:  # so that observers are told of the end
+            deliveries.flush(
+                DELIVERY_SECONDS if seconds is None else min(seconds, DELIVERY_SECONDS)
+            )
 
     def forked(self) -> None:
         """In a forked child: the thread exists in the parent only; the next hold starts another."""

@@ -12,6 +12,7 @@ the wait that follows it.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -107,12 +108,12 @@ class BlockingWakeupHub:
         """Whether an interrupt ended the subscription: the next reader raises ``OSError``."""
         self._lost: Callable[[Subscription], None] | None = None
         self._closed = False
-        self._inside, self._outside = socket.socketpair()
-        self._inside.setblocking(False)
-        self._outside.setblocking(False)
-        self._wake_fileno = self._inside.fileno()
+        self._sockets: tuple[socket.socket, ...] = ()
+        """To interrupt the reader; made by the first one: a client that never waits has none."""
+        self._pairs: dict[str, tuple[socket.socket, socket.socket]] = {}
+        self._wake_fileno = -1
         self._polled: Subscription | None = None
-        self._ready = poller(self._wake_fileno)
+        self._ready = poller()
 
     @property
     def subscription(self) -> Subscription | None:
@@ -157,9 +158,24 @@ class BlockingWakeupHub:
             waiter.event.set()
         return waiter.is_reader
 
+    def _open(self) -> None:
+        """Makes the sockets. A signal handler may do so in the middle of it: all of them use the
+        pair that was made first."""
+        made = socket.socketpair()
+        for sock in made:
+            sock.setblocking(False)
+        pair = self._pairs.setdefault("first", made)  # one step, which no handler can divide
+        if pair is not made:
+            for sock in made:
+                sock.close()
+        self._wake_fileno, self._polled = pair[0].fileno(), None
+        self._ready = poller(self._wake_fileno)
+        self._sockets = pair
+
     def _wake_reader(self) -> None:
-        with suppress(OSError):  # its buffer is full already, or it is closed
-            self._outside.send(b"x")
+        for sock in self._sockets[1:]:
+            with suppress(OSError):  # its buffer is full already, or it is closed
+                sock.send(b"x")
 
     def forget(self, key: str) -> None:
         """Drops a kept wake-up whose waiter will not wait."""
@@ -196,6 +212,8 @@ class BlockingWakeupHub:
                 if self._has_reader:
                     waiter.event = threading.Event()
                 else:
+                    if not self._sockets:
+                        self._open()
                     waiter.is_reader = self._has_reader = True
             while not waiter.woken and (left := until - now()) > 0:
                 if waiter.is_reader or waiter.event is None:
@@ -289,7 +307,7 @@ class BlockingWakeupHub:
 
     def _drain(self) -> None:
         try:
-            while len(self._inside.recv(4096)) == 4096:
+            while len(self._sockets[0].recv(4096)) == 4096:
                 pass
         except BlockingIOError:
             pass
@@ -309,8 +327,8 @@ class BlockingWakeupHub:
     def discard(self) -> None:
         """Closes our own sockets. In a forked child nothing else is needed: no waiters exist, and
         the mutex may be locked for ever."""
-        self._inside.close()
-        self._outside.close()
+        for sock in self._sockets:
+            sock.close()
 
 
 class AsyncWakeupHub:
@@ -372,12 +390,13 @@ class AsyncWakeupHub:
                 loop.call_soon_threadsafe(self.wake, key)
             return
         future = self._waiting.get(key)
-        if future is None:
+        if future is not None and not future.done():
+            future.set_result(True)
+        elif future is None or not (future.cancelled() or future.result()):
+            # Nobody waits, or the time of a wait has just run out: it may begin again.
             self._kept[key] = None
             if len(self._kept) > KEPT_WAKEUPS:
                 del self._kept[next(iter(self._kept))]
-        elif not future.done():
-            future.set_result(True)
 
     def forget(self, key: str) -> None:
         """Drops a kept wake-up whose waiter will not wait."""
@@ -457,6 +476,8 @@ class Messages:
         self._mutex = threading.RLock()
 
     def fileno(self) -> int:
+        if self.connection.fd < 0:
+            raise OSError(errno.EBADF, "the subscription's connection is closed")
         return self.connection.fd
 
     def send(self, request: Any) -> None:
@@ -510,6 +531,10 @@ def new_hub(*, blocking: bool) -> Hub:
     return BlockingWakeupHub() if blocking else AsyncWakeupHub()
 
 
+Subscribe = Callable[[float], Awaitable[Messages | None]]
+"""Opens a subscription by a deadline; ``None`` if there can be none."""
+
+
 class Wakeups:
     """The waiters of a backend, and the subscription that wakes them.
 
@@ -518,11 +543,16 @@ class Wakeups:
     """
 
     def __init__(self, *, blocking: bool) -> None:
+        self._blocking = blocking
+        self._begin()
+
+    def _begin(self) -> None:
         self.generation = 0
         """The number of the live subscription, counted from 1; 0 while there is none."""
+        self.polling = False
+        """Whether there can be no subscription, so that waiters poll."""
         self._count = 0
-        self._hub = new_hub(blocking=blocking)
-        self._blocking = blocking
+        self._hub = new_hub(blocking=self._blocking)
         self._single_flight = SingleFlight()
         self._subscription: Messages | None = None
 
@@ -531,14 +561,14 @@ class Wakeups:
         key: str,
         generation: int,
         until: float,
-        subscribe: Callable[[float], Awaitable[Messages]],
+        subscribe: Subscribe,
     ) -> Any:
         """Waits until woken, at most until ``until``. Returns the value that came with the wake-up,
         if any.
 
         Returns at once if ``generation``, the subscription that was live when the request was sent,
         is not the live one: the wake-up may have been missed. ``subscribe`` opens a subscription by
-        its deadline; it raises ``BackendUnavailable``.
+        its deadline; it raises ``BackendUnavailable``, and returns ``None`` if there can be none.
         """
         try:
             if not self.generation and not await self._subscribe(until, subscribe):
@@ -547,25 +577,31 @@ class Wakeups:
             subscription = self._subscription
             if subscription is None or not generation or generation != self.generation:
                 return None
-            await self._hub.waited(key, until, subscription)
+            await self._wait_on(subscription, key, until)
             return subscription.values.pop(key, None)
         except OSError:  # the subscription broke
             self.drop()
             await self._hub.pause(between(*SUBSCRIPTION_LOST_SECONDS))
             return None
 
-    async def _subscribe(
-        self, until: float, subscribe: Callable[[float], Awaitable[Messages]]
-    ) -> bool:
+    async def _wait_on(self, subscription: Messages, key: str, until: float) -> None:
+        """Waits for a wake-up by this subscription, the live one."""
+        await self._hub.waited(key, until, subscription)
+
+    async def _subscribe(self, until: float, subscribe: Subscribe) -> bool:
         """True if there is a subscription now. False while another caller opens it, or if it
         failed."""
-        permit = self._single_flight.begin()
+        permit = None if self.polling else self._single_flight.begin()
         if permit is None:
             return False
         began = now()
         try:
             if not self.generation:
-                self._attach(await subscribe(open_by(until, inf)))
+                made = await subscribe(open_by(until, inf))
+                if made is None:
+                    self.polling = True
+                    return False
+                self._attach(made)
         except BackendUnavailable:
             # The next attempt raises the error, if it persists. The back-off of the single flight
             # prevents a busy loop until then.
@@ -593,6 +629,12 @@ class Wakeups:
 
     def wake(self, key: str) -> None:
         self._hub.wake(key)
+
+    def discard(self, key: str) -> None:
+        """Drops a kept wake-up and its value: their waiter will not wait."""
+        if self._subscription is not None:
+            self._subscription.values.pop(key, None)
+        self._hub.forget(key)
 
     def drop(self) -> None:
         """Gives up a subscription that broke, or whose server was replaced. All waiters attempt

@@ -12,8 +12,8 @@ from holdfast.core.contract import GRACE_SECONDS
 from holdfast.core.drive import run_now
 from holdfast.core.ordered import Details, Entry
 from holdfast.io.clock import now
-from holdfast.io.long_poll import LongPolls
 from holdfast.stores.consul.line import Line
+from holdfast.stores.consul.wakeups import LongPolls
 from servers.consul import ConsulServer
 from servers.registry import Servers
 from stores.claims import claim_of
@@ -137,13 +137,13 @@ def test_a_queue_drains_with_the_same_requests_per_hold(
 def _count_queries(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The lines of the peer's blocking queries from now on."""
     polls: LongPolls = peer.backend.wakeups.long_polls
-    begin, lines = polls.begin, []
+    ask, lines = polls.ask, []
 
     async def counted(owner: str, line: bytes, *rest: object, **named: object) -> object:
         lines.append(line)
-        return await begin(owner, line, *rest, **named)  # type: ignore[arg-type]
+        return await ask(owner, line, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(polls, "begin", counted)
+    monkeypatch.setattr(polls, "ask", counted)
     return lines
 
 

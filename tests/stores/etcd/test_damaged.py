@@ -18,12 +18,11 @@ from holdfast.errors import BackendUnavailable, HoldfastError, Unsupported
 from holdfast.io import http2
 from holdfast.io.clock import now
 from holdfast.io.connection import Stream
-from holdfast.io.hosts import Hosts
+from holdfast.stores._consensus.hosts import TRUSTED_IDLE_SECONDS, Hosts
 from holdfast.stores.etcd.calls import (
     GRANT,
     KEEP_ALIVE,
     RANGE,
-    TRUSTED_IDLE_SECONDS,
     Credentials,
     Endpoint,
     GrpcConnection,

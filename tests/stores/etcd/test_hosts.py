@@ -14,8 +14,9 @@ import pytest
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
+from holdfast.stores._consensus.hosts import Wire
 from holdfast.stores.etcd import requests
-from holdfast.stores.etcd.calls import OK, RANGE, Reply, Wire
+from holdfast.stores.etcd.calls import OK, RANGE, Reply
 from holdfast.testing import Flavour
 from servers.etcd import EtcdServer
 from servers.process import wait_until
@@ -38,7 +39,7 @@ class Two(NamedTuple):
     first: Proxy
     second: Proxy
     one: Peer
-    wire: Wire
+    wire: Wire[Reply]
 
     @property
     def current(self) -> int:
@@ -59,7 +60,7 @@ def _two(server: EtcdServer, flavour: Flavour, connections: int) -> Iterator[Two
         peers(f"{first.url},127.0.0.1:{second.port}", "unused") as peer,
     ):
         one = peer(flavour)
-        wire = Wire(one.store.endpoint, connections, one.backend.runtime)
+        wire = Wire[Reply](one.store.endpoint, connections, one.backend.runtime)
         two = Two(first, second, one, wire)
         assert two.run().status == OK
         first.reset_counts()

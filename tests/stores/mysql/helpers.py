@@ -179,9 +179,7 @@ class Peer:
     @property
     def subscription(self) -> SleepSubscription:
         """The current subscription."""
-        if self._loop is None:
-            return cast("SleepSubscription", self.wakeups._hub.subscription)
-        return cast("SleepSubscription", self.wakeups._attached._subscription)
+        return cast("SleepSubscription", self.wakeups._subscription)
 
     def close(self) -> None:
         self.do(self.backend.close())

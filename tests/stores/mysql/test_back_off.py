@@ -50,3 +50,5 @@ def test_the_row_is_read_again_after_a_back_off(
     assert len(races) == LOST + 1
     assert len(run_now(theirs.look("name")).waiters) == LOST + len(pauses)
     run_now(theirs.release(held))
+    run_now(ours.close())
+    run_now(theirs.close())

@@ -20,6 +20,7 @@ from holdfast.core.contract import Settings
 from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, Unsupported
 from holdfast.fencing.sql.drivers import Answer
+from holdfast.io.blocking import WORLD
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.sql import TransactionRequest, transaction_lock
 from holdfast.stores.mysql.connect import SKEW_MICROS, MySqlDialler
@@ -86,7 +87,10 @@ class Percona:
     According to its manual; no such server was available.
     """
 
-    def request(self, sql: bytes, _: float) -> bytes:
+    def __init__(self) -> None:
+        self.connection = self
+
+    async def ask(self, sql: bytes) -> bytes:
         return sql
 
     def checked(self, sql: bytes) -> list[Result]:
@@ -109,10 +113,10 @@ class Percona:
 
 def test_percona_s_cluster_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     dial = "holdfast.stores.mysql.connect.dial"
-    monkeypatch.setattr(dial, lambda address, until, greet: greet(Percona()))
+    monkeypatch.setattr(dial, lambda address, world, until, greet: greet(Percona()))
     dialler = MySqlDialler(parse_url("mysql://host/database"), Settings(), "advisory")
     with pytest.raises(Unsupported, match="Galera"):
-        dialler.connect(0.0)
+        run_now(dialler.connect(WORLD, 0.0))
     with pytest.raises(Unsupported, match="Galera"):
         run_now(take(Percona(), TransactionRequest("name", "namespace", None, "", "")))
 

@@ -12,8 +12,11 @@ import pytest
 import holdfast
 from fencing.accounts import mysql_settings
 from holdfast.core.contract import Settings
+from holdfast.core.drive import run_now
+from holdfast.io.blocking import WORLD
 from holdfast.io.clock import now
 from holdfast.sql import transaction_lock
+from holdfast.stores._sql.connection import Opening
 from holdfast.stores.mysql.connect import MySqlDialler
 from holdfast.stores.mysql.sql import NOW
 from holdfast.url import parse_url
@@ -54,11 +57,12 @@ def test_the_server_is_as_it_should_be(server: EuropeanServer) -> None:
 def test_an_hour_that_comes_twice_is_two_hours(server: EuropeanServer, mode: str) -> None:
     """Holds would last an hour longer, or end at once, and tokens go back."""
     url = parse_url(f"{server.url}?mode={mode}")
-    connection = MySqlDialler(url, Settings(), mode).connect(now() + 20)
+    connection = run_now(MySqlDialler(url, Settings(), mode).connect(WORLD, now() + 20))
+    opening = Opening(WORLD, connection, now() + 20)
     times = []
     for at in (TWICE, TWICE + 3600):
         ask = f"SET timestamp = {at}; SELECT {NOW}".encode()
-        times.append(connection.checked(connection.request(ask, now() + 20))[1].rows[0][0])
+        times.append(connection.checked(run_now(opening.ask(ask)))[1].rows[0][0])
     connection.close()
     assert [int(value or 0) for value in times] == [TWICE * 10**6, (TWICE + 3600) * 10**6]
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from holdfast.claim import Busy
 from holdfast.io.clock import now
+from holdfast.io.connection import World
 from holdfast.stores.mysql.connection import MySqlConnection
 from holdfast.stores.mysql.sql import sleep_lock, subscription_lock
 from holdfast.stores.mysql.wakeups import SleepSubscription, SubscriptionOpener
@@ -101,7 +101,7 @@ def test_a_subscription_that_breaks_as_it_falls_asleep_is_replaced(
         theirs.take()
         asked = claim_of()
         busy = ours.enter_queue(asked)
-        connection = ours.subscription._connection
+        connection = ours.subscription.connection
         before, number, send = ours.wakeups.subscription, connection.fileno(), MySqlConnection.send
 
         def send_unless_broken(self: MySqlConnection, request: bytes) -> None:
@@ -115,7 +115,7 @@ def test_a_subscription_that_breaks_as_it_falls_asleep_is_replaced(
             assert not ours.do(_stop_watching(number))
         ours.wait(asked, ours.enter_queue(asked)).result(SOON)  # opens a new one
         assert ours.wakeups.subscription != before
-        assert ours.subscription.open
+        assert ours.subscription.connection.open
 
 
 async def _stop_watching(number: int) -> bool:
@@ -132,17 +132,16 @@ def test_a_long_request_is_sent_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The names of all waiters may not fit into the socket's buffer."""
-    attach = SubscriptionOpener.attach
+    open_ = SubscriptionOpener.open
 
-    def attach_with_small_buffer(
-        self: SubscriptionOpener, until: float
-    ) -> tuple[str, SleepSubscription]:
-        made = attach(self, until)
-        connection: Any = made[1]._connection
-        connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    async def open_with_small_buffer(
+        self: SubscriptionOpener, world: World, until: float
+    ) -> SleepSubscription:
+        made = await open_(self, world, until)
+        made.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return made
 
-    monkeypatch.setattr(SubscriptionOpener, "attach", attach_with_small_buffer)
+    monkeypatch.setattr(SubscriptionOpener, "open", open_with_small_buffer)
     url = account(server, admin)
     here = urlsplit(url)._replace(netloc=f"{urlsplit(url).username}:secret@").geturl()
     here += f"?unix_socket={server.folder / 'mysql.sock'}"
@@ -164,17 +163,19 @@ def test_a_client_that_closes_leaves_no_subscription_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also if one is being opened."""
-    made, closed, attach = threading.Event(), threading.Event(), SubscriptionOpener.attach
+    made, closed, open_ = threading.Event(), threading.Event(), SubscriptionOpener.open
     subscriptions: list[str] = []
 
-    def attach_slowly(self: SubscriptionOpener, until: float) -> tuple[str, SleepSubscription]:
-        subscription, sleeping = attach(self, until)
-        subscriptions.append(subscription)
+    async def open_slowly(
+        self: SubscriptionOpener, world: World, until: float
+    ) -> SleepSubscription:
+        sleeping = await open_(self, world, until)
+        subscriptions.append(sleeping.identity)
         made.set()
-        assert closed.wait(SOON)
-        return subscription, sleeping
+        await world.run(lambda: closed.wait(SOON), lambda _: None)
+        return sleeping
 
-    monkeypatch.setattr(SubscriptionOpener, "attach", attach_slowly)
+    monkeypatch.setattr(SubscriptionOpener, "open", open_slowly)
     with peers(namespace, flavour, server.url, server.url) as (theirs, ours):
         theirs.take()
         asked = claim_of()

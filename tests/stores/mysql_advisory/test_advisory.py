@@ -156,10 +156,10 @@ def test_a_nudge_is_forgotten_with_the_grant(url: str, namespace: str) -> None:
     backend: Any = backend_of(url, namespace)
     asked, dial = claim_of(), backend._dial
 
-    def dial_and_nudge(until: float) -> object:
+    def dial_and_nudge(world: object, until: float) -> object:
         backend.nudge(asked)
         assert backend._nudged == {asked.owner}
-        return dial(until)
+        return dial(world, until)
 
     backend._dial = dial_and_nudge
     assert run_now(backend.release(taken(backend, asked)))
@@ -196,7 +196,7 @@ def test_a_waiter_is_woken_with_its_grant(
     """The server ends it a ttl after the grant, which may be as old as the request that waited:
     the ttl counts from there. A grant that may be too old is renewed before it is returned."""
     if old:
-        monkeypatch.setattr("holdfast.stores.mysql_advisory.backend.FRESH_SHARE", 0.0)
+        monkeypatch.setattr("holdfast.stores._sql.advisory.FRESH_SHARE", 0.0)
     with Proxy(server) as proxy:
         holder = backend_of(url, namespace)
         waiter = backend_of(f"{proxy.url}?mode=advisory", namespace)

@@ -19,8 +19,9 @@ from holdfast.core.contract import Backend, Settings
 from holdfast.core.drive import run_now
 from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.io.wakeups import Wakeups
 from holdfast.stores.postgres.backend import PostgresLeaseBackend
-from holdfast.stores.postgres.wakeups import BlockingPostgresWakeups, SharedSubscription
+from holdfast.stores.postgres.wakeups import SharedListener
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
@@ -71,6 +72,13 @@ def enqueue(backend: Backend, claim: Claim) -> Busy:
     return queue(backend, claim)
 
 
+def listener(backend: PostgresLeaseBackend) -> SharedListener:
+    """The connection that listens, and takes requests."""
+    found = backend.wakeups._subscription
+    assert isinstance(found, SharedListener)
+    return found
+
+
 def sessions(admin: Admin, name: str) -> list[int]:
     rows = admin.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
     return [int(str(pid)) for (pid,) in rows]
@@ -114,7 +122,7 @@ def test_requests_use_other_connections_while_a_thread_waits(
     waits = threading.Thread(target=lambda: run_now(ours.wait(claim, busy, now() + SECONDS)))
     waits.start()
     try:
-        while not ours.wakeups._waiting:  # type: ignore[attr-defined]
+        while not ours.wakeups.waiting:
             threading.Event().wait(0.001)
         for _ in range(20):
             other = take(ours, claim_of("other"))
@@ -140,7 +148,7 @@ def test_a_wake_up_that_arrives_with_a_reply_is_kept(
     claim = claim_of()
     busy = enqueue(ours, claim)
     assert run_now(theirs.release(held))
-    while not ours.wakeups._subscription.tokens:  # type: ignore[attr-defined]
+    while not listener(ours).values:
         run_now(ours.look("name"))  # over the connection that listens
     brought = run_now(ours.wait(claim, busy, now() + SECONDS))
     assert brought is not None
@@ -177,7 +185,7 @@ def test_the_connection_may_end_while_a_thread_waits(
 
     waits = threading.Thread(target=wait)
     waits.start()
-    while not ours.wakeups._waiting:  # type: ignore[attr-defined]
+    while not ours.wakeups.waiting:
         threading.Event().wait(0.001)
     end(admin, namespace)
     waits.join(SECONDS / 2)
@@ -207,7 +215,7 @@ def test_all_waiters_attempt_again_when_the_connection_ends(
     waits = [threading.Thread(target=wait, args=each, daemon=True) for each in work]
     for thread in waits:
         thread.start()
-    wait_until("both", lambda: len(ours.wakeups._made._waiting) == 2)  # type: ignore[attr-defined]
+    wait_until("both", lambda: len(ours.wakeups._hub._waiting) == 2)  # type: ignore[attr-defined]
     end(admin, namespace)
     for thread in waits:
         thread.join(SECONDS)
@@ -251,8 +259,8 @@ def test_a_wait_from_just_before_the_subscription_returns_at_once(
     admin: Admin, ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, namespace: str
 ) -> None:
     """The same as late as possible: in the moment before the thread waits."""
-    source, first = inspect.getsourcelines(BlockingPostgresWakeups.wait)
-    (line,) = [first + at for at, text in enumerate(source) if "hub.wait(" in text]
+    source, first = inspect.getsourcelines(Wakeups._wait_on)
+    (line,) = [first + at for at, text in enumerate(source) if "hub.waited(" in text]
     take(theirs, claim_of("one"))
     held, first_claim, late = take(theirs, claim_of("other")), claim_of("one"), claim_of("other")
     first_busy = enqueue(ours, first_claim)
@@ -261,13 +269,13 @@ def test_a_wait_from_just_before_the_subscription_returns_at_once(
     def subscribe_again() -> None:
         end(admin, namespace)
         assert run_now(theirs.release(held))
-        wait_until("the end", lambda: not ours.wakeups._subscription._connection.is_alive())  # type: ignore[attr-defined]
-        while ours.wakeups.generation == 1:
+        wait_until("the end", lambda: not listener(ours).connection.is_alive())
+        while ours.wakeups.generation != 2:
             run_now(ours.wait(first_claim, first_busy, now() + SECONDS))
 
     def wait() -> None:
         work = partial(run_now, ours.wait(late, busy, now() + 2 * SECONDS))
-        handled_at(BlockingPostgresWakeups.wait.__code__, line, work, subscribe_again)
+        handled_at(Wakeups._wait_on.__code__, line, work, subscribe_again)
 
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
@@ -278,7 +286,7 @@ def test_a_wait_from_just_before_the_subscription_returns_at_once(
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [*lines_of(SharedSubscription.request), *lines_of(SharedSubscription._send)]
+    ("name", "line"), [*lines_of(SharedListener.request), *lines_of(SharedListener._send)]
 )
 def test_an_interrupt_of_a_request_loses_no_wake_up(
     admin: Admin,
@@ -292,10 +300,10 @@ def test_an_interrupt_of_a_request_loses_no_wake_up(
     held = take(theirs, claim_of())
     claim = claim_of()
     busy = enqueue(ours, claim)
-    subscription = ours.wakeups._subscription  # type: ignore[attr-defined]
+    subscription = listener(ours)
     assert run_now(theirs.release(held))
-    wait_until("the wake-up", subscription._connection.has_input)
-    torn_at(getattr(SharedSubscription, name).__code__, line, lambda: run_now(ours.look("name")))
+    wait_until("the wake-up", subscription.connection.has_input)
+    torn_at(getattr(SharedListener, name).__code__, line, lambda: run_now(ours.look("name")))
     waits = threading.Thread(
         target=lambda: run_now(ours.wait(claim, busy, now() + 2 * SECONDS)), daemon=True
     )

@@ -275,7 +275,7 @@ def test_a_waiter_is_woken_with_its_grant(
     """The server ends a hold one ttl after the grant, which may be as old as the request that
     waited: its time counts from there. A grant that may be too old is renewed first."""
     if old:
-        monkeypatch.setattr("holdfast.stores.postgres_advisory.backend.FRESH_SHARE", 0.0)
+        monkeypatch.setattr("holdfast.stores._sql.advisory.FRESH_SHARE", 0.0)
     with Proxy(server) as proxy:
         store = open_store(f"{proxy.url}?mode=advisory", Settings(namespace=namespace))
         waiter = store.backend(BlockingRuntime())

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from holdfast.stores.redis.routes import node_address
 from holdfast.stores.redis.url import Access, Greeting, NodeAddress
 from holdfast.testing import Flavour
 from servers.redis import RedisServer
+from servers.registry import Servers
 from servers.tls import make_certificate
 from stores.fake_server import answering, fake_server
 from stores.redis.helpers import blocking_and_asyncio, clients
@@ -50,7 +52,8 @@ def test_a_refused_login_leaves_no_connection(tmp_path: Path) -> None:
     made = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.certificate, made.key)
-    options = {"password": "wrong", "ssl_ca_certs": str(made.certificate)}
+    files = {"ssl_ca_certs": str(made.certificate)}
+    options = {"password": "wrong", "client_name": "", **files}
     access = Access(tls=True, options=options, request_seconds=20.0)
 
     async def body(port: int, left: Future[bool]) -> None:
@@ -72,7 +75,7 @@ def few_rights() -> Iterator[RedisServer]:
 
 @blocking_and_asyncio
 def test_a_user_without_client_hello_and_info(few_rights: RedisServer, flavour: Flavour) -> None:
-    url = f"redis://few:pw@{few_rights.host}:{few_rights.port}/1?client_name=mine"
+    url = f"redis://few:pw@{few_rights.host}:{few_rights.port}/1"
 
     async def main() -> None:
         async with clients(url, flavour) as (locks,):
@@ -82,14 +85,40 @@ def test_a_user_without_client_hello_and_info(few_rights: RedisServer, flavour: 
     asyncio.run(main())
 
 
-def _open_at(port: int, options: dict[str, Any]) -> RespConnection:
-    access = Access(tls=False, options=options, request_seconds=20.0)
+@pytest.mark.parametrize(
+    ("query", "name"), [("", "holdfast"), ("?client_name=mine", "mine"), ("?client_name=", "")]
+)
+@blocking_and_asyncio
+def test_connections_have_a_name(servers: Servers, flavour: Flavour, query: str, name: str) -> None:
+    server = servers.of(RedisServer)
+
+    def names() -> list[str]:
+        lines = str(server.ask("CLIENT", "LIST")).splitlines()
+        return [line.split(" name=")[1].split(" ")[0] for line in lines]
+
+    async def main() -> None:
+        before = names().count(name)
+        async with clients(f"{server.url}{query}", flavour) as (locks,):
+            lease = await locks.lock("named", timeout=20).acquire()
+            assert names().count(name) > before
+            assert await lease.release()
+
+    asyncio.run(main())
+
+
+def _open(access: Access, port: int) -> RespConnection:
     endpoint = RedisEndpoint(access, NodeAddress("127.0.0.1", port))
     return run_now(endpoint.open(blocking.WORLD, now() + 20.0))
 
 
+def _open_at(port: int, options: dict[str, Any]) -> RespConnection:
+    """Without a name: so a server that answers one command is enough."""
+    options = {"client_name": "", **options}
+    return _open(Access(tls=False, options=options, request_seconds=20.0), port)
+
+
 def test_a_proxy_that_closes_at_a_command_it_does_not_know() -> None:
-    """As some do for CLIENT: the connection is opened again, without a name."""
+    """As some do for CLIENT: the connection is opened again without a name, later ones at once."""
     seen: list[bytes] = []
 
     def handle(connection: socket.socket) -> None:
@@ -100,8 +129,10 @@ def test_a_proxy_that_closes_at_a_command_it_does_not_know() -> None:
             connection.sendall(b"+OK\r\n" * data.count(b"*"))
 
     with fake_server(handle) as port:
-        _open_at(port, {"password": "secret", "client_name": "mine"}).close()
-    assert len(seen) == 2
+        access = Access(tls=False, options={"password": "secret"}, request_seconds=20.0)
+        for _ in range(3):
+            _open(access, port).close()
+    assert [b"CLIENT" in data for data in seen] == [True, False, False, False]
     assert b"HELLO" not in b"".join(seen)
 
 
@@ -244,6 +275,18 @@ def test_a_server_that_says_why_and_closes(options: dict[str, Any]) -> None:
         endpoint = RedisEndpoint(access, NodeAddress("127.0.0.1", port), greeting)
         with pytest.raises(BackendUnavailable, match="max number of clients reached"):
             run_now(endpoint.open(blocking.WORLD, now() + 20.0))
+
+
+def test_a_connection_that_is_reset_is_told_in_words() -> None:
+    def handle(connection: socket.socket) -> None:
+        connection.recv(1024)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with (
+        fake_server(handle) as port,
+        pytest.raises(BackendUnavailable, match=r"broke: Connection reset by peer$"),
+    ):
+        _open_at(port, {"password": "secret"})
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,8 @@ def test_the_error_for_a_wrong_password_does_not_show_it(trusted: str, flavour: 
         with pytest.raises(BackendUnavailable, match="needs 2 of 3 nodes") as caught:
             await peer.attempt(bench.claim())
         assert "wr0ng" not in str(caught.value)
+        _, causes = str(caught.value).split(" nodes: ")
+        assert len(set(re.findall(r":(\d+)", causes))) == len(re.findall(r":\d+", causes)) == 3
         assert "wr0ng" not in repr(peer.store.display)
 
     over(trusted.replace(QUOTED, "wr0ng"), flavour, body)

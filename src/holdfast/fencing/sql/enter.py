@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.claim import Fence, Mode
 from holdfast.errors import StaleFence, Unsupported
-from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale
+from holdfast.fencing.rule import NOBODY, Memory, Stamp, refusal, stale, tell_refused
 from holdfast.fencing.sql.drivers import Answer, Driver
 from holdfast.fencing.sql.table import (
     ensure_table,
@@ -151,6 +151,7 @@ class Row:
                 against = refusal(_memory(row), self._fence)
                 if against is not None:
                     return stale(self._resource, self._fence, against)
+        tell_refused(self._resource, self._fence)
         return StaleFence(
             f"{self._resource!r} refused token {self._fence.token} of {self._fence.name!r}",
             fence=self._fence,

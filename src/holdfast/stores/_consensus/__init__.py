@@ -1,1 +1,1 @@
-"""What the stores on consensus (etcd, Consul, ZooKeeper) share: sessions, strict reading."""
+"""What the stores on consensus (etcd, Consul, ZooKeeper) share: hosts, sessions, strict reading."""

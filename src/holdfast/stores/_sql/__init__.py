@@ -1,7 +1,6 @@
 """What the SQL stores share: connections, pools, and sessions that hold locks.
 
-Reading order: ``connection`` (the interface: send, flush, collect), ``blocking`` and ``aio`` (pools
-of connections for threads or for an event loop), ``session`` (connections that hold locks, and
-their registry), ``session_blocking`` and ``session_aio`` (requests on sessions), ``advisory`` (the
-renewal of sessions).
+Reading order: ``connection`` (what a connection has beyond ``io.connection``; opening; the pool),
+``session`` (connections that hold locks, their registry, and requests on them), ``advisory`` (the
+rules of both advisory stores), ``purge`` (when idle names are deleted).
 """

@@ -1,42 +1,46 @@
-"""The interface of a connection to MySQL or PostgreSQL, and of a pool of such connections.
+"""Connections to MySQL or PostgreSQL on the drivers of ``io``: opening, and a client's pool.
 
-A store's own connection class (``mysql.connection``, ``postgres.connection``) implements how a
-request is sent and how its answer is read. The code over it exists once: the pools (``blocking``,
-``aio``) and the sessions that hold locks (``session``, ``session_blocking``, ``session_aio``).
+A store's own connection class (``mysql.connection``, ``postgres.connection``) is a protocol: it
+says how a request is sent and how its reply is read. How one is opened is written once, over a
+``World``. The sessions that hold locks are in ``session``.
 """
 
 from __future__ import annotations
 
 import os
-import select
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+import socket
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.contract import Finding, Runtime, Settings
 from holdfast.errors import BackendUnavailable
-from holdfast.io.clock import now
+from holdfast.io.connection import PENDING, AllBusy, Connection, World, exchange
+from holdfast.io.wakeups import poller
 
 __all__ = [
     "Dial",
     "Dropped",
     "HostFailures",
+    "Opening",
+    "SharedConnection",
     "SqlConnection",
     "SqlPool",
     "SqlRefused",
-    "make_pool",
-    "run_apart",
     "stored_findings",
+    "world_of",
 ]
 
+C = TypeVar("C", bound="SqlConnection")
+C_co = TypeVar("C_co", bound="SqlConnection", covariant=True)
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
-C = TypeVar("C")
 
-Dial = Callable[[float], C]
-"""Opens, checks and prepares a connection with blocking calls, before the given deadline."""
+Dial = Callable[[World, float], Awaitable[C_co]]
+"""Opens, checks and prepares a connection, before the given deadline."""
 
 
 class SqlRefused(BackendUnavailable):
@@ -68,170 +72,177 @@ class HostFailures:
         return (passing or failures or [none])[-1]
 
 
-class SqlConnection(ABC, Generic[Request, Answer]):
-    """One connection and its session on the server. Used by one caller at a time."""
+class SqlConnection(Connection):
+    """One connection and its session on the server, for one request at a time. What it raises is
+    a ``BackendUnavailable``; whoever uses it closes it then."""
 
-    __slots__ = ("__weakref__", "_made_in", "_outgoing", "_poll", "home", "server")
+    look_first = True
+    server: str
+    """The server's address, for messages."""
 
-    def __init__(self, fileno: int, server: str) -> None:
-        self.server = server
-        self.home: object = None
-        """Identifies the pool that the connection is returned to after use."""
-        self._outgoing = b""
-        """Bytes that are not sent yet."""
-        self._poll = select.poll()
-        self._poll.register(fileno, select.POLLIN)
-        self._made_in = os.getpid()  # 0 after ``forget``
-
-    @abstractmethod
-    def fileno(self) -> int: ...
+    def _watch(self) -> None:
+        """To be called when ``fd`` is known."""
+        self.poll = poller(self.fd)
 
     @property
-    @abstractmethod
-    def open(self) -> bool: ...
+    def open(self) -> bool:
+        return self.fd >= 0
 
     @abstractmethod
-    def unblock(self) -> None:
-        """Makes ``send`` non-blocking: bytes that do not fit are left to ``flush``."""
+    def for_caller(self, reply: Any) -> Any:
+        """Returns a reply as callers get it; may raise ``SqlRefused``."""
 
     @abstractmethod
-    def send(self, request: Request) -> None:
-        """Sends a request. Its answer must be collected before the next request is sent."""
+    def checked(self, reply: Any) -> Any:
+        """Returns the content of a reply; raises ``SqlRefused`` if the reply is an error."""
 
-    @abstractmethod
-    def flush(self) -> bool:
-        """Sends the bytes that are left; returns True when none are left."""
-
-    @abstractmethod
-    def collect(self) -> Answer | None:
-        """Reads the available input; returns the answer once it is complete, else None."""
-
-    @abstractmethod
     def reply_started(self) -> bool:
-        """True if the first part of an answer is known to have arrived."""
+        """True if the first part of a reply is known to have arrived."""
+        return False
 
-    @abstractmethod
-    def checked(self, answer: Answer) -> object:
-        """Returns the content of an answer; raises ``SqlRefused`` if the answer is an error."""
-
-    @abstractmethod
-    def for_caller(self, answer: Answer) -> Answer:
-        """Returns the answer as ``request`` returns it; may raise ``SqlRefused``."""
-
-    def request(self, request: Request, until: float) -> Answer:
-        """Sends one request and returns its answer. Closes the connection if there is none in
-        time."""
-        try:
-            self.send(request)
-            if self._outgoing:
-                self._send_rest(until)
-            answer = self.receive(until)
-            if answer is None:
-                raise self.broken("no answer in time")
-            return answer
-        except BaseException:  # also an interrupt: the answer is still pending
-            self.close()
-            raise
-
-    def _send_rest(self, until: float) -> None:
-        while self._outgoing:
-            if not self._ready(select.POLLOUT | select.POLLIN, until):
-                raise self.broken("the send buffer stayed full")
-            self.flush()
-
-    def _ready(self, events: int, until: float) -> bool:
-        self._poll.modify(self.fileno(), events)
-        try:
-            return bool(self._poll.poll(max(0.0, until - now()) * 1000 + 1))
-        finally:
-            self._poll.modify(self.fileno(), select.POLLIN)
-
-    def receive(self, until: float, enough: Callable[[], bool] | None = None) -> Answer | None:
-        """Returns the answer, or None if it is not complete by ``until``. Returns None early if
-        ``enough`` says that the input read so far is sufficient."""
-        while True:
-            left = until - now()
-            if not self._poll.poll(left * 1000 + 1 if left > 0 else 0):
-                return None
-            answer = self.collect()
-            if answer is not None or (enough is not None and enough()):
-                return answer
-
-    def arrived(self) -> Answer | None:
-        """Returns the answer if it is complete now, without waiting."""
-        return self.receive(0.0)  # in a loop: the end of a session may follow its last message
+    def late(self) -> BackendUnavailable:
+        """Returns the error for a request without a reply in time."""
+        return self.broken("no answer in time")
 
     def broken(self, cause: str) -> BackendUnavailable:
-        """Returns the error for a request without an answer."""
+        """Returns the error for a request without a reply."""
         return BackendUnavailable(f"{self.server} did not answer: {cause.strip()}")
 
     def dropped(self, cause: object) -> Dropped:
-        """Closes the connection and returns the error for it."""
-        self.close()
+        """Returns the error for a connection that has ended."""
         return Dropped(f"{self.server} dropped the connection: {str(cause).strip()}")
 
     def has_input(self) -> bool:
-        """True if input is waiting. On an idle connection that is mostly the session's end."""
-        return bool(self._poll.poll(0))
+        """True if input is waiting, or the connection is closed."""
+        return self.fd < 0 or bool(self.poll(0))
 
-    @abstractmethod
     def is_alive(self) -> bool:
-        """True unless the server has ended the session. Only valid if no answer is pending."""
+        """True unless the server has ended the session. Only valid if no reply is pending. Reads
+        the input: it may be a notice, a changed setting or a ticket of TLS."""
+        try:
+            if self.open and self.has_input():
+                self.collect()
+                return self.next() is PENDING and not self.has_input()
+        except OSError:
+            self.close()
+        return self.open
 
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
     def sever(self) -> None:
         """Shuts the socket down, so that its reader sees the end and closes it. From any thread."""
+        if self.open:
+            with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
 
-    @abstractmethod
-    def forget(self) -> None:
-        """In a forked child: drops the socket without sending anything to the server."""
 
-    def leave(self, unused: bool) -> None:
-        """Drops the connection. If it is no longer used in the process that opened it, such as the
-        connection of an event loop that was closed, it is closed; else it is forgotten."""
-        if unused and self._made_in == os.getpid():
-            self.close()
+class Opening(Generic[C]):
+    """A new connection that nothing else uses, and the deadline until which it is prepared."""
+
+    def __init__(self, world: World, connection: C, until: float) -> None:
+        self.world, self.connection, self.until = world, connection, until
+
+    async def ask(self, request: Any) -> Any:
+        """Sends one request and returns its reply, as callers get it. After an exception other
+        than ``SqlRefused`` the connection must be closed."""
+        connection = self.connection
+        try:
+            (reply,) = await exchange(self.world, connection, [request], self.until)
+        except TimeoutError:
+            raise connection.late() from None
+        if not connection.usable:
+            connection.close()
+        return connection.for_caller(reply)
+
+
+class SharedConnection(Protocol[Request_contra, Answer_co]):
+    """A connection outside the pool that takes requests while it is not otherwise in use."""
+
+    def request(self, request: Request_contra, until: float | None) -> Answer_co | None:
+        """Returns the reply, or None if the connection is in use at the moment."""
+        ...
+
+
+class _Endpoint:
+    """A server, as the pools of ``io`` need it."""
+
+    def __init__(self, dial: Dial[SqlConnection], seconds: float, display: str) -> None:
+        self._dial, self.request_seconds, self._display = dial, seconds, display
+
+    async def open(self, world: World, until: float) -> SqlConnection:
+        return await self._dial(world, until)
+
+    def failure(self, error: OSError, seconds: float) -> Exception:
+        if isinstance(error, BackendUnavailable):  # a new one: many tasks may raise it
+            return type(error)(*error.args)
+        if isinstance(error, AllBusy):
+            return BackendUnavailable(f"{self._display}: {error}")
+        cause = "no answer in time" if isinstance(error, TimeoutError) else error
+        return BackendUnavailable(f"{self._display} did not answer: {cause}")
+
+
+class SqlPool(Generic[Request, Answer]):
+    """A few connections, each for one request at a time, shared by all callers of one client."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        dial: Dial[SqlConnection],
+        settings: Settings,
+        display: str,
+        checked: Callable[[Answer, str], Answer] | None = None,
+    ) -> None:
+        """``checked`` raises for a reply that is an error."""
+        endpoint = _Endpoint(dial, settings.request_seconds, display)
+        self._checked, self._display = checked, display
+        self.shared: SharedConnection[Request, Answer] | None = None
+        """Gets a request first, before the pool's own connections: of a blocking client."""
+        self._blocking = runtime.blocking
+        self._pool: Any
+        if runtime.blocking:
+            from holdfast.io.blocking import BlockingPool
+
+            self._pool = BlockingPool(endpoint, settings.connections)
         else:
-            self.forget()
+            from holdfast.io.aio import AsyncPool
 
-
-class SqlPool(Protocol[Request_contra, Answer_co]):
-    """A few connections, shared by all callers of one client."""
+            self._pool = AsyncPool(endpoint, settings.connections, pipelined=False)
 
     async def request(
-        self, request: Request_contra, owner: str = "", until: float | None = None
-    ) -> Answer_co: ...
+        self, request: Request, owner: str = "", until: float | None = None
+    ) -> Answer:
+        """Returns the reply, or raises ``BackendUnavailable`` by the deadline. Runs after a
+        cancelled request of the same owner."""
+        reply = None if self.shared is None else self.shared.request(request, until)
+        if reply is None and self._blocking:
+            reply = self._pool.request(request, until)
+        elif reply is None:
+            reply = await self._pool.request(request, until, owner)
+        return reply if self._checked is None else self._checked(reply, self._display)
 
-    def forget(self) -> None: ...
+    def detach(self) -> SqlConnection | None:
+        """Takes an idle connection of a blocking client out of the pool for good. It no longer
+        counts against the limit."""
+        found: SqlConnection | None = self._pool.detach()
+        return found
 
-    async def close(self) -> None: ...
+    def forget(self) -> None:
+        """In a forked child, or on a later event loop."""
+        self.shared = None
+        self._pool.forget()
+
+    def close(self) -> None:
+        """Closes the idle connections now, and the others when they are returned."""
+        self._pool.close()
 
 
-def make_pool(
-    runtime: Runtime, dial: Dial[SqlConnection[Request, Answer]], settings: Settings, display: str
-) -> SqlPool[Request, Answer]:
-    """Returns a pool for the threads or for the event loop of a client."""
-    limit, seconds = settings.connections, settings.request_seconds
+def world_of(runtime: Runtime) -> World:
+    """Returns what waits for descriptors: the calling thread, or the running event loop."""
     if runtime.blocking:
-        from holdfast.stores._sql.blocking import BlockingSqlPool
+        from holdfast.io import blocking
 
-        return BlockingSqlPool(dial, limit, seconds, display)
-    from holdfast.stores._sql.aio import AsyncSqlPool
+        return blocking.WORLD
+    from holdfast.io import aio
 
-    return AsyncSqlPool(dial, limit, seconds, display)
-
-
-async def run_apart(runtime: Runtime, work: Callable[[], C]) -> C:
-    """Runs blocking work that leaves nothing open: here, or for an event loop on a thread of its
-    own."""
-    if runtime.blocking:
-        return work()
-    from holdfast.stores._sql.aio import in_thread
-
-    return await in_thread(work, lambda _: None)
+    return aio.WORLD
 
 
 def stored_findings(namespace: str, mode: str, *, tables: bool, used: bool) -> list[Finding]:

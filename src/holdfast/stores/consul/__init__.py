@@ -35,4 +35,4 @@ def open_store(url: Url, settings: Settings) -> Store:
     from holdfast.stores.consul.url import read_options
 
     options = read_options(url, settings)
-    return ConsulStore(options.servers, settings, options.shortest_ttl, options.lock_delay)
+    return ConsulStore(options.endpoint, settings, options.shortest_ttl, options.lock_delay)

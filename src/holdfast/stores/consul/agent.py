@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.errors import BackendUnavailable, Unsupported
-from holdfast.io.http import Http, Reply, Servers
+from holdfast.io.connection import PENDING
+from holdfast.io.http import HttpStream, Reply, request_bytes
+from holdfast.stores._consensus.hosts import HostConnection, HostEndpoint, Hosts, Wire
 from holdfast.stores._consensus.strict import (
     LARGEST_TOKEN,
     DamagedAnswer,
@@ -15,7 +18,14 @@ from holdfast.stores._consensus.strict import (
     is_list_of,
 )
 
-__all__ = ["Agent", "NodeMissing", "SessionGone", "TransactionRefused"]
+__all__ = [
+    "Agent",
+    "AgentConnection",
+    "AgentEndpoint",
+    "NodeMissing",
+    "SessionGone",
+    "TransactionRefused",
+]
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
@@ -77,36 +87,73 @@ class TransactionRefused(Exception):
         """Whether a lock-delay is the reason."""
 
 
+class AgentEndpoint(HostEndpoint["AgentConnection"]):
+    """The hosts of one store, and the token that every request to them carries."""
+
+    def __init__(self, hosts: Hosts, token: bytes = b"") -> None:
+        super().__init__(hosts)
+        self.token = token
+        self._headers = b"X-Consul-Token: %b\r\n" % token if token else b""
+
+    def connection(self, sock: socket.socket, host: int) -> AgentConnection:
+        return AgentConnection(sock, host, self)
+
+    def request(self, host: int, line: bytes, body: bytes) -> bytes:
+        return request_bytes(line, self.hosts.authorities[host], self._headers, body)
+
+
+class AgentConnection(HostConnection, HttpStream):
+    """One connection to Consul: a request is a line, such as ``PUT /v1/txn``, and a body."""
+
+    index_header = b"x-consul-index"
+    endpoint: AgentEndpoint
+
+    def send(self, request: tuple[bytes, bytes]) -> None:  # type: ignore[override]
+        self.begin()
+        super().send(self.endpoint.request(self.host, *request))
+
+    def send_query(self, line: bytes) -> None:
+        """Sends a blocking query. That it has no reply for long does not mean that the host is
+        silent."""
+        super().send(self.endpoint.request(self.host, line, b""))
+
+    def next(self) -> Any:
+        reply = super().next()
+        if reply is not PENDING:
+            self.answered(unavailable=reply.status >= 500)
+        return reply
+
+
 class _AnswerReader(JsonReader):
     """Reads Consul's answers. A server that never answered as Consul is one of another kind:
     trying again can't help. After that it is an answer of a proxy."""
 
-    def __init__(self, servers: Servers) -> None:
-        super().__init__(servers.display, _KINDS)
-        self._servers = servers
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__(hosts.display, _KINDS)
+        self._hosts = hosts
 
     def damaged(self, why: str) -> DamagedAnswer:
         text = f"{self.where} answers HTTP, but not as Consul does: {why}"
-        return DamagedAnswer(text, final=not self._servers.known)
+        return DamagedAnswer(text, final=not self._hosts.known)
 
 
 class Agent:
     """Sends one backend's requests to Consul."""
 
-    def __init__(self, http: Http) -> None:
-        self.http = http
-        self.display = http.servers.display
-        self._reader = _AnswerReader(http.servers)
+    def __init__(self, wire: Wire[Reply], endpoint: AgentEndpoint) -> None:
+        self.wire, self.endpoint, self.hosts = wire, endpoint, endpoint.hosts
+        self.display = self.hosts.display
+        self._reader = _AnswerReader(self.hosts)
 
     async def txn(
         self, body: bytes, *, line: bytes = TXN, until: float | None = None
     ) -> list[dict[str, Any]]:
         """The results of the operations. Raises ``TransactionRefused``, ``SessionGone``,
         ``Unsupported`` or ``BackendUnavailable``."""
-        reply = await self.http.ask(line, body, until)
+        reply = await self.wire.ask(line, body, until)
         if reply.status == 200:
             results = self._reader.read_as(dict, reply.body)["Results"]
-            self.http.servers.known = True
+            self.hosts.known = True
             return Items(self._reader, "Results", [result["KV"] for result in results or ()])
         if reply.status == 409:
             errors = self._reader.read_as(dict, reply.body)["Errors"] or ()
@@ -125,7 +172,7 @@ class Agent:
     ) -> T | None:
         """The JSON of the answer, which must be of this type; ``None`` if the object does not
         exist."""
-        reply = await self.http.ask(line, body, until)
+        reply = await self.wire.ask(line, body, until)
         if reply.status == 404 and _says_absent(reply):
             return None
         if reply.status != 200:
@@ -146,7 +193,7 @@ class Agent:
         return self._reader.damaged(why)
 
     def _refusal(self, line: bytes, reply: Reply) -> Exception:
-        token = self.http.servers.headers.partition(b": ")[2].strip()
+        token = self.endpoint.token
         body = reply.body.replace(token, b"***") if token else reply.body
         text = body[:200].decode(errors="replace").strip()
         if "Invalid Session TTL" in text:

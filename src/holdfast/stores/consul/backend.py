@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
@@ -43,10 +43,18 @@ from holdfast.core.ordered import (
     unescape,
 )
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch, Unsupported
+from holdfast.io.http import Reply
+from holdfast.stores._consensus.hosts import Wire
 from holdfast.stores._consensus.sessions import Attempt, Session, Sessions
 from holdfast.stores._consensus.strict import DamagedAnswer, read_record
 from holdfast.stores.consul import requests
-from holdfast.stores.consul.agent import READ, Agent, SessionGone, TransactionRefused
+from holdfast.stores.consul.agent import (
+    READ,
+    Agent,
+    AgentEndpoint,
+    SessionGone,
+    TransactionRefused,
+)
 from holdfast.stores.consul.inspect import (
     SessionLimits,
     limits_finding,
@@ -63,9 +71,6 @@ from holdfast.stores.consul.orphans import (
 from holdfast.stores.consul.requests import OPS
 from holdfast.stores.consul.session import INFO, ConsulHold, Ref, RenewalBatch, SessionRenewer
 from holdfast.stores.consul.wakeups import News, NoQueryFree, Target, Wakeups
-
-if TYPE_CHECKING:
-    from holdfast.io.http import Http, Servers
 
 __all__ = ["ConsulBackend", "ConsulStore"]
 
@@ -90,10 +95,14 @@ class ConsulStore:
     whole_seconds = True
 
     def __init__(
-        self, servers: Servers, settings: Settings, shortest_ttl: float, lock_delay: float = 0.0
+        self,
+        endpoint: AgentEndpoint,
+        settings: Settings,
+        shortest_ttl: float,
+        lock_delay: float = 0.0,
     ) -> None:
-        self.display = servers.display
-        self.servers, self.settings, self.shortest_ttl = servers, settings, shortest_ttl
+        self.display = endpoint.hosts.display
+        self.endpoint, self.settings, self.shortest_ttl = endpoint, settings, shortest_ttl
         self.lock_delay = lock_delay
         """For how many seconds Consul keeps others out after a session of this client ends."""
         self.names = requests.Names(settings.namespace)
@@ -136,7 +145,8 @@ class ConsulBackend:
 
     def __init__(self, store: ConsulStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
-        self.agent = Agent(_http(store, runtime))
+        wire = Wire[Reply](store.endpoint, store.settings.connections, runtime)
+        self.agent = Agent(wire, store.endpoint)
         self.renewer = SessionRenewer(store, self.agent, runtime)
         self.wakeups = Wakeups(self.agent, store.settings.request_seconds, runtime)
         self._absent = AbsentWaiters()
@@ -664,7 +674,7 @@ class ConsulBackend:
         prefix = self.store.names.of(name).prefix
         watcher = f"watch {next(self._watches)}"
         try:
-            first = await self.agent.http.ask(requests.query(prefix, 0, 1, keys=True))
+            first = await self.agent.wire.ask(requests.query(prefix, 0, 1, keys=True))
             tokens = [entry.details.token for entry in await self.read_queue(name) if entry.held]
             if max(tokens, default=None) == seen:
                 index = max(1, first.seen)
@@ -744,7 +754,7 @@ class ConsulBackend:
             for known in (store.queued, store.holds, store.moved, store.moving):
                 known.clear()
         self.renewer.forget()
-        self.agent.http.forget()
+        self.agent.wire.forget()
         self.wakeups.long_polls.forget()
 
     async def close(self) -> None:
@@ -753,7 +763,7 @@ class ConsulBackend:
             if not self.store.backends:
                 await self.renewer.end_all()
         self.wakeups.long_polls.close()
-        await self.agent.http.close()
+        await self.agent.wire.close()
 
 
 def _target(line: Line, found: Mapping[str, Entry]) -> Target:
@@ -763,13 +773,3 @@ def _target(line: Line, found: Mapping[str, Entry]) -> Target:
         return Target(line.watched, 0, False)
     marked = entry.details.settled
     return Target(line.watched, entry.details.token if marked else entry.changed, marked)
-
-
-def _http(store: ConsulStore, runtime: Runtime) -> Http:
-    if runtime.blocking:
-        from holdfast.io.http import BlockingHttp
-
-        return BlockingHttp(store.servers, store.settings.connections)
-    from holdfast.io.http_aio import AsyncHttp
-
-    return AsyncHttp(store.servers, store.settings.connections)

@@ -120,7 +120,7 @@ class SessionRenewer:
         if answer is None:
             raise self.agent.damaged("it has no session")
         session_id: str = answer["ID"]
-        self.agent.http.servers.known = True
+        self.agent.hosts.known = True
         return session_id
 
     async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:

@@ -6,7 +6,8 @@ import os
 from typing import NamedTuple
 
 from holdfast.core.contract import Settings
-from holdfast.io.http import IndexedResponses, Servers, Tls
+from holdfast.stores._consensus.hosts import Hosts, Tls
+from holdfast.stores.consul.agent import AgentEndpoint
 from holdfast.url import Url
 
 __all__ = ["Options", "read_options"]
@@ -24,7 +25,7 @@ CLOSED_HINT = (
 class Options(NamedTuple):
     """What a URL says."""
 
-    servers: Servers
+    endpoint: AgentEndpoint
     shortest_ttl: float
     lock_delay: float
 
@@ -49,20 +50,17 @@ def read_options(url: Url, settings: Settings) -> Options:
     elif url.options.keys() & {"ca", "cert", "key"}:
         raise ValueError("ca, cert and key need consuls://")
     hosts = tuple((host, port or default_port) for host, port in url.hosts)
-    servers = Servers(
+    known = Hosts(
         str(url),
         hosts or (("localhost", default_port),),
         tls=tls,
         request_seconds=settings.request_seconds,
-        responses=IndexedResponses,
     )
-    servers.closed_hint = CLOSED_HINT
-    if token:
-        if not token.isascii() or not token.isprintable():
-            raise ValueError("a Consul token is printable ASCII")
-        servers.headers = b"X-Consul-Token: %b\r\n" % token.encode()
+    known.closed_hint = CLOSED_HINT
+    if not token.isascii() or (token and not token.isprintable()):
+        raise ValueError("a Consul token is printable ASCII")
     shortest_ttl = url.number("session_ttl_min", SESSION_TTL_MIN)
-    return Options(servers, shortest_ttl, _lock_delay(url))
+    return Options(AgentEndpoint(known, token.encode()), shortest_ttl, _lock_delay(url))
 
 
 def _lock_delay(url: Url) -> float:

@@ -39,7 +39,7 @@ def open_store(url: Url, settings: Settings) -> EtcdStore:
 
     Does not touch the network. Raises ``ValueError`` for a URL that is not valid.
     """
-    from holdfast.io.hosts import Hosts, Tls
+    from holdfast.stores._consensus.hosts import Hosts, Tls
     from holdfast.stores.etcd.backend import EtcdStore
     from holdfast.stores.etcd.calls import Credentials
 

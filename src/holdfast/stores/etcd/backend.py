@@ -51,7 +51,7 @@ from holdfast.core.ordered import (
     unescape,
 )
 from holdfast.errors import BackendUnavailable, Incompatible, LimitMismatch
-from holdfast.io.hosts import Hosts
+from holdfast.stores._consensus.hosts import Hosts, Wire
 from holdfast.stores._consensus.sessions import FRESH_SHARE, Attempt, Session, Sessions, whole
 from holdfast.stores._consensus.strict import DamagedAnswer, read_record
 from holdfast.stores.etcd import inspect, messages, requests
@@ -67,8 +67,8 @@ from holdfast.stores.etcd.calls import (
     Endpoint,
     FinalRefusal,
     NoSpace,
+    Reply,
     SessionGone,
-    Wire,
 )
 from holdfast.stores.etcd.keys import KeyPool
 from holdfast.stores.etcd.messages import KeyValue, RangeReply, TxnReply
@@ -143,7 +143,8 @@ class EtcdBackend:
 
     def __init__(self, store: EtcdStore, runtime: Runtime) -> None:
         self.store, self.runtime = store, runtime
-        self.calls = Calls(Wire(store.endpoint, store.settings.connections, runtime), runtime)
+        wire = Wire[Reply](store.endpoint, store.settings.connections, runtime)
+        self.calls = Calls(wire, store.credentials, runtime)
         self.leases = Leases(store, self.calls, runtime)
         self._absent_waiters = AbsentWaiters()
         self.waits = Waits(store, self.calls, runtime, self._absent_waiters)

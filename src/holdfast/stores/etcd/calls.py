@@ -17,10 +17,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from holdfast.core.contract import Runtime
 from holdfast.errors import BackendUnavailable
 from holdfast.io import http2
-from holdfast.io.clock import now
-from holdfast.io.connection import PENDING, AllBusy, Broken, Stream, World, open_socket
-from holdfast.io.hosts import Hosts, describe
+from holdfast.io.connection import PENDING, Broken, World
 from holdfast.io.http2 import Http2, NotHttp2, header_block
+from holdfast.stores._consensus.hosts import HostConnection, HostEndpoint, Hosts, Wire
 from holdfast.stores._consensus.sessions import RuntimeLock
 from holdfast.stores.etcd import messages
 from holdfast.stores.etcd.messages import Damaged, TxnReply, damaged, shown
@@ -39,10 +38,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-TRUSTED_IDLE_SECONDS = 0.02
-"""A connection that was idle for longer is checked before use: its server may have closed it."""
-SILENT_SECONDS = 1.0
-"""A host that has answered nothing for so long is left, or half the usual time of a request."""
 MOST_MESSAGE_BYTES = http2.MOST_BODY_BYTES
 _PREFIX = struct.Struct(">BI")
 """Before every message: whether it is compressed, and its length."""
@@ -179,74 +174,24 @@ def reply_of(call: http2.Stream) -> Reply:
     return Reply(OK, data[_PREFIX.size :])
 
 
-class Unanswered(Exception):
-    """A request without an answer; ``Wire`` knows the host and the path."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Unsent(Broken):
-    """The server had closed an idle connection: nothing was sent on it."""
-
-
-class Endpoint:
-    """The hosts of one store, as the pools of both drivers need them."""
+class Endpoint(HostEndpoint["GrpcConnection"]):
+    """The hosts of one store, and the headers of its calls."""
 
     def __init__(self, hosts: Hosts, credentials: Credentials) -> None:
-        self.hosts, self.credentials = hosts, credentials
-        self.request_seconds = hosts.request_seconds
-        self.silent: dict[int, float] = {}
-        """By host: when a request was sent to it after which it has not answered any."""
+        super().__init__(hosts)
+        self.credentials = credentials
 
-    async def open(self, world: World, until: float) -> GrpcConnection:
-        """Connects to the first host that accepts, starting with the current one. Raises
-        ``BackendUnavailable``."""
-        return GrpcConnection(*await self.connect(world, until), self)
+    def connection(self, sock: socket.socket, host: int) -> GrpcConnection:
+        return GrpcConnection(sock, host, self)
 
-    async def connect(self, world: World, until: float) -> tuple[socket.socket, int]:
-        hosts, tried = self.hosts, list[str]()
-        for _ in hosts.hosts:
-            host = hosts.current
-            left = until - now()
-            if left <= 0:
-                break
-            # The last host may use all the time that is left; the others must leave some.
-            by = now() + left / (len(hosts.hosts) - len(tried))
-            try:
-                return await self._connect(world, host, by), host
-            except (OSError, ValueError) as error:
-                if isinstance(error, BackendUnavailable):
-                    raise
-                tried.append(f"{hosts.name(host)}: {describe(error)}")
-                hosts.failed(host)
-        raise hosts.unavailable(tried or ["no time was left"])
-
-    async def _connect(self, world: World, host: int, until: float) -> socket.socket:
-        context = self.hosts.context()
-        sock = await open_socket(world, *self.hosts.hosts[host], until, context)
-        if context is not None:
+    async def connect_to(self, world: World, host: int, until: float) -> socket.socket:
+        sock = await super().connect_to(world, host, until)
+        if self.hosts.tls:
             agreed = sock.selected_alpn_protocol()  # type: ignore[attr-defined]
             if agreed != self.hosts.alpn:
                 sock.close()
                 raise ConnectionRefusedError(0, "the server does not offer HTTP/2 (ALPN)")
         return sock
-
-    def failure(self, error: OSError, seconds: float) -> Exception:
-        return Unanswered(error)
-
-    def blame(self, host: int, error: OSError) -> None:
-        """Leaves a host that broke a connection, or that answers nothing. A busy pool and the short
-        deadline of a caller say nothing about the host."""
-        if isinstance(error, AllBusy):
-            return
-        if isinstance(error, TimeoutError):
-            seconds = min(SILENT_SECONDS, self.request_seconds / 2)
-            if now() - self.silent.get(host, now()) < seconds:
-                return
-        self.silent.pop(host, None)
-        self.hosts.failed(host)
 
     def block(self, host: int, path: bytes, *, bare: bool = False) -> bytes:
         """The header block of a call. It is made once for each token. ``bare``: without it."""
@@ -272,38 +217,27 @@ class Endpoint:
         return header_block(fields, secret=(b"token",))
 
 
-class GrpcConnection(Stream):
+class GrpcConnection(HostConnection):
     """One connection of a pool, with one call at a time: a request is a path and a message."""
 
+    endpoint: Endpoint
+
     def __init__(self, sock: socket.socket, host: int, endpoint: Endpoint) -> None:
-        super().__init__(sock)
-        self._host, self._endpoint = host, endpoint
+        super().__init__(sock, host, endpoint)
         self._http2 = Http2()
         self._call: http2.Stream | None = None
-        self._used = now()
-        self.next = self._next
 
     def send(self, request: tuple[bytes, bytes]) -> None:  # type: ignore[override]
         path, message = request
-        if self.poll is not None and now() - self._used > TRUSTED_IDLE_SECONDS:
-            self._check()
+        self.begin()
         # An expired token would be refused even by the request for a new one.
-        block = self._endpoint.block(self._host, path, bare=path == SIGN_IN.path)
+        block = self.endpoint.block(self.host, path, bare=path == SIGN_IN.path)
         self._call = self._http2.request(block, framed(message))
-        self._endpoint.silent.setdefault(self._host, now())
         super().send(self._http2.take(self.unsent))
 
-    def send_all(self, requests: Sequence[tuple[bytes, bytes]]) -> None:  # type: ignore[override]
+    def send_all(self, requests: Sequence[Any]) -> None:
         (request,) = requests
         self.send(request)
-
-    def _check(self) -> None:
-        """Reads what came while the connection was idle. An event loop has done so already."""
-        try:
-            if self.poll(0):
-                self.collect()
-        except OSError as error:
-            raise Unsent(f"{error}") from error
 
     def feed(self, data: bytes) -> None:
         self._http2.feed(data)
@@ -315,73 +249,21 @@ class GrpcConnection(Stream):
         if (self._call is None or not self._call.ended) and (more := self._http2.take(self.unsent)):
             super().send(more)
 
-    def _next(self) -> Any:
+    def next(self) -> Any:
         call = self._call
         if call is None or not call.ended:
             return PENDING
-        self._call, self._used = None, now()
-        hosts = self._endpoint.hosts
-        self._endpoint.silent.pop(self._host, None)
+        self._call = None
         reply = reply_of(call)
-        if reply.unavailable:  # a node without its leader: another may have one
-            hosts.failed(self._host)
-        if hosts.current != self._host:  # requests have left it, perhaps during this one
-            self.usable = False
+        self.answered(unavailable=reply.unavailable)
         return reply
-
-
-class Wire:
-    """Sends requests to the current host, over a pool of connections."""
-
-    def __init__(self, endpoint: Endpoint, connections: int, runtime: Runtime) -> None:
-        self.endpoint, self.hosts = endpoint, endpoint.hosts
-        self._blocking = runtime.blocking
-        self._host = self.hosts.current
-        self._pool: Any
-        if runtime.blocking:
-            from holdfast.io.blocking import BlockingPool
-
-            self._pool = BlockingPool(endpoint, connections)
-        else:
-            from holdfast.io.aio import AsyncPool
-
-            self._pool = AsyncPool(endpoint, connections, pipelined=False)
-
-    async def ask(self, path: bytes, message: bytes = b"", until: float | None = None) -> Reply:
-        """Returns the reply. Raises ``BackendUnavailable`` if no host can be reached, or if there
-        is no answer."""
-        hosts, host = self.hosts, self.hosts.current
-        if host != self._host:  # by a reply, or by another backend of the store
-            self._host = host
-            self._pool.reset()
-        try:
-            try:
-                return await self._send(path, message, until)
-            except Unanswered as failed:
-                if not isinstance(failed.error, Unsent):
-                    raise
-                # The pool has closed all its idle connections, and opens another one.
-                return await self._send(path, message, until)
-        except Unanswered as failed:
-            self.endpoint.blame(host, failed.error)
-            raise hosts.unknown(host, path, failed.error) from failed.error
-
-    async def _send(self, path: bytes, message: bytes, until: float | None) -> Reply:
-        reply = self._pool.request((path, message), until)
-        return reply if self._blocking else await reply  # type: ignore[no-any-return]
-
-    def forget(self) -> None:
-        self._pool.forget()
-
-    async def close(self) -> None:
-        self._pool.close()
 
 
 class Calls:
     """The calls of one backend."""
 
-    def __init__(self, wire: Wire, runtime: Runtime) -> None:
-        self.wire, self.credentials = wire, wire.endpoint.credentials
+    def __init__(self, wire: Wire[Reply], credentials: Credentials, runtime: Runtime) -> None:
+        self.wire, self.credentials = wire, credentials
         self._runtime, self._signing_in = runtime, RuntimeLock(runtime)
         self.hosts, self.display = wire.hosts, wire.hosts.display
 

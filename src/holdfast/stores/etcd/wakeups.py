@@ -26,9 +26,9 @@ from holdfast.core.backoff import QUERY_RETRY_SECONDS
 from holdfast.core.contract import Runtime
 from holdfast.core.ordered import AbsentWaiters
 from holdfast.errors import BackendUnavailable
-from holdfast.io.blocking import WORLD, wait_for
+from holdfast.io.blocking import wait_for
 from holdfast.io.clock import now
-from holdfast.io.connection import READ, WRITE, Broken, Stream
+from holdfast.io.connection import READ, WRITE, Broken, Stream, world_of
 from holdfast.io.http2 import Http2
 from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
 from holdfast.stores._consensus.sessions import RuntimeLock
@@ -479,12 +479,7 @@ class Watches:
         endpoint = self._endpoint
         if self._closed:
             raise endpoint.hosts.closed()
-        if self._runtime.blocking:
-            world: Any = WORLD
-        else:
-            from holdfast.io import aio
-
-            world = aio.WORLD
+        world = world_of(blocking=self._runtime.blocking)
         sock, host = await endpoint.connect(world, until)
         try:
             source = WatchSource(WatchConnection(sock, endpoint.block(host, WATCH)), host)

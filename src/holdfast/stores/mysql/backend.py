@@ -25,7 +25,6 @@ from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, Incompatible
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import run_apart
 from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
 from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import MySqlPool, MySqlRefused, checked
@@ -40,8 +39,8 @@ from holdfast.stores.mysql.sql import (
 )
 from holdfast.stores.mysql.wakeups import (
     SLEEP_SECONDS,
+    MySqlWakeups,
     SubscriptionOpener,
-    make_wakeups,
     wakeup_check_request,
     wakeup_problem,
 )
@@ -104,7 +103,7 @@ class MySqlLeaseBackend:
     ) -> None:
         self.runtime, self.pool, self.statements = runtime, pool, statements
         self.display, self._dialler = dialler.address.display, dialler
-        self.wakeups, self._opener = make_wakeups(runtime, opener), opener
+        self.wakeups, self._opener = MySqlWakeups(runtime, opener), opener
         self._contended: dict[str, None] = {}
         """Names that had waiters or shared holders when last seen: a hint that the request for a
         free name will fail."""
@@ -212,7 +211,7 @@ class MySqlLeaseBackend:
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
         recheck = partial(self._is_reserved, claim.name, busy.ref, until)
-        await self.wakeups.wait(claim.owner, claim.name, until, busy.ref, recheck)
+        await self.wakeups.wait_for(claim.owner, claim.name, until, busy.ref, recheck)
 
     async def _is_reserved(self, name: str, subscription: str, until: float) -> bool:
         by = max(until, self.runtime.now() + LEAST_REQUEST_SECONDS)
@@ -412,7 +411,7 @@ class MySqlLeaseBackend:
             state.abandon(claim.owner, state.now)
 
         await self._change(claim.name, decide, claim.owner, until)
-        self.wakeups.forget_wakeup(claim.owner)
+        self.wakeups.discard(claim.owner)
 
     async def revoke(self, name: str) -> list[int]:
         return await self._change(name, lambda state: state.revoke(state.now))
@@ -478,16 +477,16 @@ class MySqlLeaseBackend:
         await self._execute(self.statements.finish_purge(last), until=until)
 
     async def probe(self) -> list[Finding]:
-        return await run_apart(self.runtime, lambda: self._dialler.examine(self._findings))
+        return await self._dialler.examine(self.runtime, self._findings)
 
-    def _findings(self, ask: Ask) -> list[Finding]:
-        def execute(sql: bytes) -> list[Result]:
-            return checked(ask(sql), self.display)
+    async def _findings(self, ask: Ask) -> list[Finding]:
+        async def execute(sql: bytes) -> list[Result]:
+            return checked(await ask(sql), self.display)
 
-        found, opener = findings(execute), self._opener
+        found, opener = await findings(execute), self._opener
         if opener.galera:
-            found.append(clock_finding(execute, self.runtime.wall))
-        why = "" if opener.polls else _woken_or_not(ask(wakeup_check_request(())))
+            found.append(await clock_finding(execute, self.runtime.wall))
+        why = "" if opener.polls else _woken_or_not(await ask(wakeup_check_request(())))
         why = opener.finding.detail if opener.polls else why
         return [*found, Finding("waiting", why, "warning") if why else opener.finding]
 
@@ -499,7 +498,7 @@ class MySqlLeaseBackend:
 
     async def close(self) -> None:
         self.wakeups.close()
-        await self.pool.close()
+        self.pool.close()
 
     async def _execute(
         self, sql: bytes, owner: str = "", until: float | None = None

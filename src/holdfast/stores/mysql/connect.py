@@ -1,26 +1,30 @@
 """Opening connections to MySQL: address, login, checks of the server, settings of the session.
 
-PyMySQL does the handshake on a socket that is opened here, with one deadline for the whole login.
-Stores and fenced resources both connect this way. The login uses private parts of PyMySQL
-(``_read_bytes``, ``_sock``, ``_secure``), so pyproject.toml has an upper limit for its version.
+PyMySQL does the handshake, on a socket of ours and with one deadline for the whole login. That
+blocks: for an event loop it runs on a thread. Stores and fenced resources both log in this way. No
+other module uses private parts of PyMySQL: pyproject.toml has an upper limit for its version, and
+``tests/shape/test_private_parts.py`` names the parts.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 import pymysql
 from pymysql.constants import CLIENT
 
 from holdfast.core.contract import Finding, Runtime, Settings
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable, HoldfastError, Incompatible, Unsupported
+from holdfast.io import blocking
 from holdfast.io.clock import now, wall
-from holdfast.stores._sql.connection import HostFailures, make_pool, stored_findings
+from holdfast.io.connection import World, open_socket, open_unix
+from holdfast.stores._sql.connection import HostFailures, Opening, stored_findings, world_of
 from holdfast.stores.mysql.connection import NO_RIGHTS, MySqlConnection, MySqlPool, MySqlRefused
-from holdfast.stores.mysql.protocol import MySqlReply, quoted
+from holdfast.stores.mysql.protocol import MySqlReply, Result, quoted
 from holdfast.stores.mysql.row import MICROS
 from holdfast.stores.mysql.sql import PROTOCOL, TABLES, UTC_MICROS, MySqlSchema
 from holdfast.url import Url
@@ -40,8 +44,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-Ask = Callable[[bytes], MySqlReply]
+Ask = Callable[[bytes], Awaitable[MySqlReply]]
 """Sends one request and returns its reply."""
+MySqlOpening = Opening[MySqlConnection]
 
 OPTIONS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_mode", "unix_socket")
 """URL options that describe the connection."""
@@ -146,11 +151,19 @@ def log_in(address: MySqlAddress, until: float, **options: Any) -> Any:
     Raises ``BackendUnavailable`` if no host does, and ``Unsupported`` for a login that would be
     less safe than the address requires.
     """
-    return _at_first_host(address, until, options, lambda client: client)
+
+    async def use(client: _LoginClient) -> _LoginClient:
+        return client
+
+    return run_now(_at_first_host(address, blocking.WORLD, until, options, use))
 
 
-def _at_first_host(
-    address: MySqlAddress, until: float, options: dict[str, Any], use: Callable[[Any], T]
+async def _at_first_host(
+    address: MySqlAddress,
+    world: World,
+    until: float,
+    options: dict[str, Any],
+    use: Callable[[_LoginClient], Awaitable[T]],
 ) -> T:
     """Logs in to one host after the other, and returns the result of ``use`` for the first for
     which it does not raise ``BackendUnavailable``."""
@@ -162,41 +175,54 @@ def _at_first_host(
     failures = HostFailures(address.display)
     for host, port in address.hosts or (("", None),):
         try:
-            return use(_log_in_at(address, host, port, until, options))
+            client = await _log_in_at(address, host, port or 3306, world, until, options)
+            return await use(client)
         except BackendUnavailable as failure:
             failures.add((host, port), failure)
     raise failures.error()
 
 
-def _log_in_at(
-    address: MySqlAddress, host: str, port: int | None, until: float, options: dict[str, Any]
-) -> Any:
-    if until <= now():
-        raise BackendUnavailable(f"{address.display} did not answer the login in time")
-    given: dict[str, Any] = {"host": host, "port": port or 3306} if host else {}
+async def _log_in_at(
+    address: MySqlAddress,
+    host: str,
+    port: int,
+    world: World,
+    until: float,
+    options: dict[str, Any],
+) -> _LoginClient:
+    given: dict[str, Any] = {"host": host, "port": port} if host else {}
     try:
         client = _LoginClient(
             **given, **address.parameters, **options, local_infile=False, defer_connect=True
         )
-        client.log_in(until)
-    except HoldfastError:
-        raise
-    except pymysql.InternalError as error:  # packets in an order that no MySQL server sends
-        raise _not_mysql(address, error) from error
-    except pymysql.MySQLError as error:
-        final = error.args[:1] != () and error.args[0] in _FINAL
-        what = "refused" if final else "can't be reached"
-        raise BackendUnavailable(f"{address.display} {what}: {_text(error)}", final=final) from None
-    except OSError as error:
-        raise BackendUnavailable(f"{address.display} can't be reached: {error}") from None
-    except RuntimeError as error:  # PyMySQL lacks a package that the login needs
-        raise BackendUnavailable(f"{address.display} can't be used: {error}", final=True) from None
-    except Exception as error:  # any error that PyMySQL raises for malformed packets
-        raise _not_mysql(address, error) from error
-    if "ssl" in address.parameters and not isinstance(client._sock, ssl.SSLSocket):
-        client._force_close()
+        if host:
+            sock = await open_socket(world, host, port, until)
+        else:
+            sock = await open_unix(world, address.parameters["unix_socket"], until)
+        await world.run(lambda: client.log_in(sock, until), lambda _: client.close_now())
+    except Exception as error:
+        if isinstance(error, HoldfastError):
+            raise
+        raise _login_error(address, error) from error
+    if "ssl" in address.parameters and not client.has_tls:
+        client.close_now()
         raise Unsupported(f"{address.display} requires TLS, and PyMySQL logged in without it")
     return client
+
+
+def _login_error(address: MySqlAddress, error: Exception) -> BackendUnavailable:
+    """Returns the error to raise for one of a login."""
+    where = address.display
+    if isinstance(error, pymysql.MySQLError) and not isinstance(error, pymysql.InternalError):
+        final = error.args[:1] != () and error.args[0] in _FINAL
+        what = "refused" if final else "can't be reached"
+        return BackendUnavailable(f"{where} {what}: {_text(error)}", final=final)
+    if isinstance(error, OSError):
+        cause = error.strerror or str(error) or "the login was not answered in time"
+        return BackendUnavailable(f"{where} can't be reached: {cause}")
+    if isinstance(error, RuntimeError):  # PyMySQL lacks a package that the login needs
+        return BackendUnavailable(f"{where} can't be used: {error}", final=True)
+    return _not_mysql(address, error)  # any error that PyMySQL raises for malformed packets
 
 
 def _not_mysql(address: MySqlAddress, error: Exception) -> BackendUnavailable:
@@ -215,6 +241,8 @@ class _LoginClient(_Client):  # type: ignore[misc]
     _until: float | None = None
     """Deadline of the login; None after the login."""
     _left = MOST_LOGIN_BYTES
+    _sock: Any
+    _rfile: Any
     _current_timeout: float | None
     _read_timeout: float | None
     _write_timeout: float | None
@@ -225,47 +253,36 @@ class _LoginClient(_Client):  # type: ignore[misc]
         refused = dict.fromkeys(CLEAR_TEXT, _RefusedPlugin) if plain else None
         super().__init__(**parameters, auth_plugin_map=refused)
 
-    def log_in(self, until: float) -> None:
-        """Connects and logs in before the deadline."""
-        self._until = until
-        self._set_timeouts()
-        sock = self._open_local() if self._local else self._open()
-        self._secure = self._local  # other users can't read a UNIX socket's data
-        self.connect(sock)
+    def log_in(self, sock: socket.socket, until: float) -> None:
+        """Logs in on a connected socket, before the deadline. Blocks; closes the socket if it
+        fails."""
+        try:
+            self._until = until
+            self._set_timeouts()
+            sock.settimeout(self._read_timeout)
+            self._secure = self._local  # other users can't read a UNIX socket's data
+            self.connect(sock)
+        except BaseException:
+            sock.close()
+            raise
         self._until = None
         self._current_timeout = self._read_timeout = self._write_timeout = None
         self._sock.settimeout(None)
 
-    def _open_local(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(self._time_left())
-            sock.connect(self.unix_socket)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+    @property
+    def has_tls(self) -> bool:
+        return isinstance(self._sock, ssl.SSLSocket)
 
-    def _open(self) -> socket.socket:
-        """Connects to the first of the host's addresses that accepts. Each address gets an equal
-        share of the time that is left."""
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        failure = OSError(f"{self.host!r} has no address")
-        for number, (family, kind, protocol, _, where) in enumerate(found):
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.settimeout(self._time_left() / (len(found) - number))
-                sock.connect(where)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                return sock
-            except OSError as error:
-                sock.close()
-                failure = error
-            except BaseException:
-                sock.close()
-                raise
-        raise failure
+    def close_now(self) -> None:
+        """Closes the socket without a word to the server."""
+        self._force_close()
+
+    def take_socket(self) -> socket.socket:
+        """Returns the socket, which the caller owns from now on."""
+        sock: socket.socket = self._sock
+        self._rfile.close()  # it would keep the socket open
+        self._sock = self._rfile = None
+        return sock
 
     def _time_left(self) -> float:
         left = (self._until or 0.0) - now()
@@ -313,23 +330,31 @@ def _text(error: Exception) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
-def dial(
-    address: MySqlAddress, until: float, greet: Callable[[MySqlConnection], None]
+async def dial(
+    address: MySqlAddress,
+    world: World,
+    until: float,
+    greet: Callable[[MySqlOpening], Awaitable[None]],
 ) -> MySqlConnection:
     """Returns a connection to the first host that answers and for which ``greet`` does not raise
     ``BackendUnavailable``."""
 
-    def use(client: Any) -> MySqlConnection:
-        connection = MySqlConnection(client, address.display)
+    async def use(client: _LoginClient) -> MySqlConnection:
+        connection = MySqlConnection(client.take_socket(), client.thread_id(), address.display)
         try:
-            greet(connection)
+            await greet(Opening(world, connection, until))
         except BaseException:
             connection.close()
             raise
         return connection
 
     options = {"client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": None}
-    return _at_first_host(address, until, options, use)
+    return await _at_first_host(address, world, until, options, use)
+
+
+async def _execute(opening: MySqlOpening, sql: bytes) -> list[Result]:
+    """Sends one request. Returns its results; raises for an error."""
+    return opening.connection.checked(await opening.ask(sql))
 
 
 class MySqlDialler:
@@ -344,24 +369,23 @@ class MySqlDialler:
         can't find or kill each other."""
         self._checked = False
 
-    def connect_long_lived(self, until: float) -> MySqlConnection:
+    async def connect_long_lived(self, world: World, until: float) -> MySqlConnection:
         """Opens a connection that the server does not end for being idle."""
-        return self.connect(until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
+        return await self.connect(world, until, b"SET SESSION wait_timeout = %d" % IDLE_SECONDS)
 
-    def connect(self, until: float, more: bytes = b"") -> MySqlConnection:
+    async def connect(self, world: World, until: float, more: bytes = b"") -> MySqlConnection:
         """Opens a connection to the first host that is writable, with our session settings."""
-        return dial(self.address, until, lambda made: self._greet(made, until, more))
+        return await dial(self.address, world, until, lambda made: self._greet(made, more))
 
-    def _greet(self, connection: MySqlConnection, until: float, more: bytes) -> None:
-        results = connection.checked(connection.request(_FACTS, until))
+    async def _greet(self, opening: MySqlOpening, more: bytes) -> None:
+        results = await _execute(opening, _FACTS)
         facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in results[0].rows}
         _check_server(self.address.display, facts)
         self.galera = facts.get("wsrep_on", "OFF") == "ON"
         self._refuse_galera()
         if self.galera:
-            self._check_clock(connection, until)
-        settings = self._settings(facts) + (b"; " + more if more else b"")
-        connection.checked(connection.request(settings, until))
+            await self._check_clock(opening)
+        await _execute(opening, self._settings(facts) + (b"; " + more if more else b""))
 
     def _refuse_galera(self) -> None:
         if self.galera and self.mode == "advisory":
@@ -370,11 +394,11 @@ class MySqlDialler:
                 "use lease rows (remove mode=advisory)"
             )
 
-    def _check_clock(self, connection: MySqlConnection, until: float) -> None:
+    async def _check_clock(self, opening: MySqlOpening) -> None:
         """Raises if the clocks differ too much: every node ends holds by its own clock."""
         before = wall()
-        reply = connection.request(b"SELECT " + UTC_MICROS.encode(), until)
-        clock = int(connection.checked(reply)[0].rows[0][0] or 0) / MICROS
+        (found,) = await _execute(opening, b"SELECT " + UTC_MICROS.encode())
+        clock = int(found.rows[0][0] or 0) / MICROS
         ahead = ahead_seconds(clock, before, wall())
         if abs(ahead) > MOST_SKEW_SECONDS:
             raise BackendUnavailable(
@@ -391,49 +415,50 @@ class MySqlDialler:
         skew = SKEW_MICROS if self.galera else 0
         return _SESSION % (max(1, int(self.settings.request_seconds)), skew, level)
 
-    def connect_to_namespace(self, until: float) -> MySqlConnection:
+    async def connect_to_namespace(self, world: World, until: float) -> MySqlConnection:
         """Opens a connection for requests on the lock tables: creates missing tables, and checks
         the protocol version and mode of the namespace."""
-        connection = self.connect(until)
+        connection = await self.connect(world, until)
         try:
-            self._check_namespace(connection, until)
+            await self._check_namespace(Opening(world, connection, until))
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _check_namespace(self, connection: MySqlConnection, until: float) -> None:
+    async def _check_namespace(self, opening: MySqlOpening) -> None:
         try:
-            kept = self._protocol(connection, until)
+            kept = await self._protocol(opening)
         except MySqlRefused as error:
             if error.code != NO_TABLE:
                 raise
-            self._create(connection, until)
+            await self._create(opening)
             kept = None
         if kept is None:
-            self._insert_protocol(connection, until)
-            kept = self._protocol(connection, until)
+            await self._insert_protocol(opening)
+            kept = await self._protocol(opening)
         if not self._checked:
-            if self._check_engines(connection, until) < len(TABLES):
-                self._create(connection, until)
+            if await self._check_engines(opening) < len(TABLES):
+                await self._create(opening)
             self._checked = True
         self._compare(*(kept or (PROTOCOL, self.mode)))
 
-    def examine(self, judge: Callable[[Ask], list[Finding]]) -> list[Finding]:
+    async def examine(
+        self, runtime: Runtime, judge: Callable[[Ask], Awaitable[list[Finding]]]
+    ) -> list[Finding]:
         """Returns the findings of ``judge``, which sends requests on a new connection, and what is
         stored for the namespace. Writes nothing."""
-        until = now() + self.settings.request_seconds
-        connection = self.connect(until)
+        world, until = world_of(runtime), now() + self.settings.request_seconds
+        opening = Opening(world, await self.connect(world, until), until)
         try:
-            found = judge(lambda sql: connection.request(sql, until))
-            return [*found, *self._stored(connection, until)]
+            return [*await judge(opening.ask), *await self._stored(opening)]
         finally:
-            connection.close()
+            opening.connection.close()
 
-    def _stored(self, connection: MySqlConnection, until: float) -> list[Finding]:
-        tables = self._check_engines(connection, until) == len(TABLES)
+    async def _stored(self, opening: MySqlOpening) -> list[Finding]:
+        tables = await self._check_engines(opening) == len(TABLES)
         try:
-            kept = self._protocol(connection, until)
+            kept = await self._protocol(opening)
         except MySqlRefused as error:
             if error.code != NO_TABLE:
                 raise
@@ -443,12 +468,12 @@ class MySqlDialler:
         namespace, used = self.settings.namespace, kept is not None
         return stored_findings(namespace, self.mode, tables=tables, used=used)
 
-    def _protocol(self, connection: MySqlConnection, until: float) -> tuple[int, str] | None:
+    async def _protocol(self, opening: MySqlOpening) -> tuple[int, str] | None:
         """Returns the stored version and mode of the namespace; None if it is new."""
         query = self.schema.filled("SELECT version, mode FROM @protocol WHERE namespace = ")
         sql = query.encode() + quoted(self.settings.namespace.encode())
         try:
-            results = connection.checked(connection.request(sql, until))
+            results = await _execute(opening, sql)
         except MySqlRefused as error:
             if error.code in NO_RIGHTS:
                 raise Unsupported(f"{error}. {self._needed_rights()}") from None
@@ -457,12 +482,12 @@ class MySqlDialler:
             return int(version or 0), (mode or b"").decode()
         return None
 
-    def _insert_protocol(self, connection: MySqlConnection, until: float) -> None:
+    async def _insert_protocol(self, opening: MySqlOpening) -> None:
         sql = self.schema.filled("INSERT IGNORE INTO @protocol VALUES (").encode()
         values = (quoted(self.settings.namespace.encode()), PROTOCOL, quoted(self.mode.encode()))
         sql += b"%s, %d, %s)" % values
         try:
-            connection.checked(connection.request(sql, until))
+            await _execute(opening, sql)
         except MySqlRefused as error:
             if error.code in NO_RIGHTS:
                 raise Unsupported(f"{error}. {self._needed_rights()}") from None
@@ -474,9 +499,9 @@ class MySqlDialler:
             f"with {self.schema.prefix!r}"
         )
 
-    def _create(self, connection: MySqlConnection, until: float) -> None:
+    async def _create(self, opening: MySqlOpening) -> None:
         try:
-            connection.checked(connection.request(self.schema.sql().rstrip(" ;\n").encode(), until))
+            await _execute(opening, self.schema.sql().rstrip(" ;\n").encode())
         except MySqlRefused as error:
             if error.code not in NO_RIGHTS:
                 raise
@@ -488,7 +513,7 @@ class MySqlDialler:
                 f"must run `holdfast schema mysql{option} | mysql …` once"
             ) from None
 
-    def _check_engines(self, connection: MySqlConnection, until: float) -> int:
+    async def _check_engines(self, opening: MySqlOpening) -> int:
         """Returns how many of our tables exist; raises ``Unsupported`` for one without
         transactions."""
         names = b", ".join(quoted((self.schema.prefix + table).encode()) for table in TABLES)
@@ -496,7 +521,7 @@ class MySqlDialler:
             b"SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES "
             b"WHERE TABLE_SCHEMA = DATABASE() AND CAST(TABLE_NAME AS BINARY) IN (%s)" % names
         )
-        results = connection.checked(connection.request(sql, until))
+        results = await _execute(opening, sql)
         for table, engine in results[0].rows:
             if (engine or b"").lower() != b"innodb":
                 raise Unsupported(
@@ -555,4 +580,4 @@ class MySqlStore:
         self._dialler = MySqlDialler(url, settings, self.mode)
 
     def _pool(self, runtime: Runtime) -> MySqlPool:
-        return make_pool(runtime, self._dialler.connect_to_namespace, self._settings, self.display)
+        return MySqlPool(runtime, self._dialler.connect_to_namespace, self._settings, self.display)

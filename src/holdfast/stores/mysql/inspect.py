@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from holdfast.core.contract import Finding
 from holdfast.stores.mysql.connect import MOST_SKEW_SECONDS, ahead_seconds
@@ -20,12 +20,12 @@ _FACTS = (
     b"WHERE COMMAND LIKE 'Binlog Dump%')"
 )
 
-Execute = Callable[[bytes], list[Result]]
+Execute = Callable[[bytes], Awaitable[list[Result]]]
 
 
-def findings(execute: Execute) -> list[Finding]:
+async def findings(execute: Execute) -> list[Finding]:
     """Returns the server settings on which the guarantees depend."""
-    variables, cipher, rest = execute(_FACTS)
+    variables, cipher, rest = await execute(_FACTS)
     facts = {(row[0] or b"").decode(): (row[1] or b"").decode() for row in variables.rows}
     account, replicas = rest.rows[0]
     return [
@@ -36,10 +36,10 @@ def findings(execute: Execute) -> list[Finding]:
     ]
 
 
-def clock_finding(execute: Execute, wall: Callable[[], float]) -> Finding:
+async def clock_finding(execute: Execute, wall: Callable[[], float]) -> Finding:
     """Compares the clock of a Galera node with ours: the clocks of all nodes must agree."""
     before = wall()
-    (clock,) = execute(b"SELECT " + UTC_MICROS.encode())
+    (clock,) = await execute(b"SELECT " + UTC_MICROS.encode())
     ahead = ahead_seconds(int(clock.rows[0][0] or 0) / MICROS, before, wall())
     text = (
         f"this node's clock is {abs(ahead):.3f} s {'behind' if ahead < 0 else 'ahead of'} this "

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
 
-from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS
+from holdfast.core.backoff import SUBSCRIPTION_RETRY_SECONDS, pause_within
 from holdfast.core.contract import Finding, Runtime
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.limits import Permit, SingleFlight, look_by, open_by
-from holdfast.io.wakeups import EVERYBODY, AsyncWakeupHub, BlockingWakeupHub
-from holdfast.stores._sql.aio import in_thread
+from holdfast.io.connection import PENDING, WRITE, World
+from holdfast.io.wakeups import Messages, Wakeups
+from holdfast.stores._sql.connection import Dial, Opening, world_of
 from holdfast.stores.mysql.connection import INTERRUPTED, MySqlConnection
 from holdfast.stores.mysql.protocol import MySqlReply
 from holdfast.stores.mysql.sql import (
@@ -43,7 +42,6 @@ __all__ = [
     "Recheck",
     "SleepSubscription",
     "SubscriptionOpener",
-    "make_wakeups",
     "wakeup_check_request",
     "wakeup_problem",
 ]
@@ -61,29 +59,29 @@ have a called entry, each with ``called``; if there is none, it sleeps and selec
 sleep."""
 
 
-class SleepSubscription:
-    """A sleeping session, as the subscription of a blocking wake-up hub."""
+class SleepSubscription(Messages):
+    """A sleeping session, as a subscription. It has no values."""
+
+    connection: MySqlConnection
 
     def __init__(
         self,
+        identity: str,
+        world: World,
         connection: MySqlConnection,
         listen: SleepRequest,
         answer_seconds: float,
         lock_holder: MySqlConnection | None = None,
     ) -> None:
-        self._connection, self._sleep_request, self._answer_seconds = (
-            connection,
-            listen,
-            answer_seconds,
-        )
+        super().__init__(connection, lambda _: ())
+        self._world = world
+        self.identity = identity
+        """What a waiter's entry has, so that wake-ups find this subscription."""
+        self._sleep_request, self._answer_seconds = listen, answer_seconds
         self._lock_holder = lock_holder
         """The session that holds the named lock on which the other one sleeps; None if polling."""
-        self.blocks = True
-        """True if ``read`` waits until its request is sent; otherwise ``flush`` sends the rest."""
         self._waiting: dict[str, str] = {}
         """The names that are waited for, by key; an empty name after the waiter was woken."""
-        # Re-entrant: a signal handler may wait while its own thread is inside one of these methods.
-        self._mutex = threading.RLock()
         self._sleeping_for: set[str] = set()
         """The names of the current sleep request; empty if none is pending."""
         self._since = 0.0
@@ -92,32 +90,20 @@ class SleepSubscription:
         names = set(self._waiting.values()) - {""}
         if names and not self._sleeping_for:
             self._sleeping_for, self._since = names, now()
-            self._connection.send(self._sleep_request(names))
-
-    def _send_rest(self) -> None:
-        """Sends the rest of a request, without the mutex: waiters may be added and removed."""
-        connection, until = self._connection, self._since + self._answer_seconds
-        try:
-            while not connection.sent and not self.flush():
-                if not connection.wait_writable(until):
-                    raise connection.broken("the send buffer stayed full")
-        except BaseException:  # no other thread sends the rest: end the connection for its reader
-            connection.sever()
-            raise
-
-    def flush(self) -> bool:
-        """Sends what is left of a request. Returns True if nothing is left."""
-        with self._mutex:
-            return self._connection.flush()
+            self.connection.send(self._sleep_request(names))
 
     def add_waiter(self, key: str, name: str) -> bool:
         """Registers a waiter. Returns True if its wake-up may have been missed, so that the caller
         must recheck the row."""
-        with self._mutex:
-            self._waiting[key] = name
-            if not self._sleeping_for:
-                self._sleep()  # a request for one name always fits into the socket's buffer
-            return name not in self._sleeping_for
+        try:
+            with self._mutex:
+                self._waiting[key] = name
+                if not self._sleeping_for:
+                    self._sleep()  # a request for one name always fits into the socket's buffer
+                return name not in self._sleeping_for
+        except OSError:
+            self.connection.sever()  # so that its reader ends it
+            raise
 
     def remove_waiter(self, key: str) -> None:
         """Removes a waiter."""
@@ -128,27 +114,21 @@ class SleepSubscription:
         """True if the subscription must be replaced: the server has ended one of its sessions, or
         the reply to its sleep is overdue."""
         with self._mutex:
-            if not self._connection.open or (
+            if not self.connection.open or (
                 self._lock_holder is not None and self._lock_holder.has_input()
             ):
                 return True
             if not self._sleeping_for:
-                return self._connection.has_input()
-            return moment > self._since + self._answer_seconds and not self._connection.has_input()
-
-    @property
-    def open(self) -> bool:
-        return self._connection.open
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
+                return self.connection.has_input()
+            return moment > self._since + self._answer_seconds and not self.connection.has_input()
 
     def read(self) -> list[str]:
         """Reads the reply to a sleep, if it has arrived, and starts the next sleep. Returns the
         keys of the called waiters. Raises ``BackendUnavailable`` if the subscription is broken."""
-        connection = self._connection
-        reply = connection.collect()
-        if reply is None:
+        connection = self.connection
+        connection.collect()
+        reply = connection.next()
+        if reply is PENDING:
             return []
         killed = reply.failure is not None and reply.failure.code == INTERRUPTED
         rows = [] if killed else connection.checked(reply)[0].rows
@@ -160,9 +140,40 @@ class SleepSubscription:
                 names = [name.encode() for name in self._waiting.values()]
             keys = self._mark_called({name.decode() for name in names})
             self._sleep()
-        if self.blocks:
+        if connection.unsent:
             self._send_rest()
         return keys
+
+    def _send_rest(self) -> None:
+        """Sends the rest of a request: a thread waits for that, without the mutex; an event loop
+        goes on when there is room for it."""
+        connection, until = self.connection, self._since + self._answer_seconds
+        if not self._world.blocking:
+            from holdfast.io.aio import watch
+
+            watch(asyncio.get_running_loop(), connection.fd, WRITE, self._writable)
+            return
+        try:
+            while not self._flush():
+                if not run_now(self._world.ready({connection.fd: WRITE}, until)):
+                    raise connection.broken("the send buffer stayed full")
+        except BaseException:  # no other thread sends the rest: end the connection for its reader
+            connection.sever()
+            raise
+
+    def _flush(self) -> bool:
+        with self._mutex:
+            return self.connection.flush()
+
+    def _writable(self) -> None:
+        done = True
+        try:
+            done = self._flush()
+        except OSError:
+            self.connection.sever()  # the loop's reader sees that
+        finally:
+            if done:
+                asyncio.get_running_loop().remove_writer(self.connection.fd)
 
     def _mark_called(self, names: set[str]) -> list[str]:
         keys = [key for key, name in self._waiting.items() if name in names]
@@ -170,82 +181,18 @@ class SleepSubscription:
         return keys
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
         if self._lock_holder is not None:
             self._lock_holder.close()
 
-    def forget(self, loop_ended: bool = False) -> None:
-        self._connection.leave(loop_ended)
+    def forget(self, *, keep_number: bool = False) -> None:
+        self.connection.forget(keep_number=keep_number)
         if self._lock_holder is not None:
-            self._lock_holder.leave(loop_ended)
+            self._lock_holder.forget()
 
 
-class AsyncSleepSubscription:
-    """A sleeping session that is read by an event loop."""
-
-    def __init__(self, subscription: SleepSubscription, hub: AsyncWakeupHub) -> None:
-        self._subscription, self._hub = subscription, hub
-        subscription.blocks = False
-        self._loop = asyncio.get_running_loop()
-        self._fileno = subscription.fileno()
-        self._loop.add_reader(self._fileno, self._readable)
-
-    @property
-    def open(self) -> bool:
-        return self._subscription.open
-
-    def stalled(self, moment: float) -> bool:
-        return self._subscription.stalled(moment)
-
-    def add_waiter(self, key: str, name: str) -> bool:
-        try:
-            return self._subscription.add_waiter(key, name)
-        except ConnectionError:  # the loop must not keep watching a closed file descriptor
-            self.close()
-            raise
-
-    def remove_waiter(self, key: str) -> None:
-        self._subscription.remove_waiter(key)
-
-    def _readable(self) -> None:
-        try:
-            keys = self._subscription.read()
-        except ConnectionError:
-            self._break()
-            return
-        for key in keys:
-            self._hub.wake(key)
-        self._flush()
-
-    def _flush(self) -> None:
-        """Sends what is left of a request, now or when the socket is writable."""
-        try:
-            gone = self._subscription.flush()
-        except ConnectionError:
-            self._break()
-            return
-        if gone:
-            self._loop.remove_writer(self._fileno)
-        else:
-            self._loop.add_writer(self._fileno, self._flush)
-
-    def _break(self) -> None:
-        self.close()
-        self._hub.wake_all()
-
-    def close(self) -> None:
-        if self._fileno >= 0 and not self._loop.is_closed():
-            self._loop.remove_reader(self._fileno)
-            self._loop.remove_writer(self._fileno)
-        self._fileno = -1
-        self._subscription.close()
-
-    def forget(self) -> None:
-        self._subscription.forget(self._loop.is_closed())
-
-
-def _got_lock(connection: MySqlConnection, lock: bytes, until: float) -> bool:
-    reply = connection.request(b"SELECT GET_LOCK(%s, 0)" % lock, until)
+async def _got_lock(opening: Opening[MySqlConnection], lock: bytes) -> bool:
+    reply = await opening.ask(b"SELECT GET_LOCK(%s, 0)" % lock)
     return reply.failure is None and reply.results[0].rows == [(b"1",)]
 
 
@@ -253,36 +200,36 @@ class SubscriptionOpener:
     """Opens subscriptions, and knows whether sessions can find and kill each other."""
 
     def __init__(
-        self, connect: Callable[[float], MySqlConnection], galera: Callable[[], bool],
-        statements: MySqlLeaseStatements, seconds: float,
-    ) -> None:  # fmt: skip
-        self._connect, self._galera, self.seconds = connect, galera, seconds
+        self,
+        connect: Dial[MySqlConnection],
+        galera: Callable[[], bool],
+        statements: MySqlLeaseStatements,
+        seconds: float,
+    ) -> None:
+        self._connect, self._galera, self._seconds = connect, galera, seconds
         self._statements = statements
         self.polling = False
         """True if the last subscription polls, because it could not get its named lock."""
 
-    def attach(self, until: float) -> tuple[str, SleepSubscription]:
-        """Opens a subscription before the deadline. Returns its id, and the subscription."""
-        subscription = secrets.token_hex(12)
-        connection = self._connect(until)
-        lock_holder: MySqlConnection | None = None
+    async def open(self, world: World, until: float) -> SleepSubscription:
+        """Opens a subscription before the deadline."""
+        until = min(until, now() + self._seconds)
+        identity = secrets.token_hex(12)
+        made: list[MySqlConnection] = []
         try:
-            self.polling = self._galera() or not _got_lock(
-                connection, subscription_lock(subscription), until
-            )
+            made.append(await self._connect(world, until))
+            own = Opening(world, made[0], until)
+            self.polling = self._galera() or not await _got_lock(own, subscription_lock(identity))
             if self.polling:
-                return subscription, SleepSubscription(
-                    connection, self._poll_request(subscription), self.seconds
-                )
-            lock_holder = self._connect(until)
-            _got_lock(lock_holder, sleep_lock(subscription), until)
-            return subscription, SleepSubscription(
-                connection, self._kill_request(subscription), self.seconds, lock_holder
-            )
+                listen = self._poll_request(identity)
+                return SleepSubscription(identity, world, made[0], listen, self._seconds)
+            made.append(await self._connect(world, until))
+            await _got_lock(Opening(world, made[1], until), sleep_lock(identity))
+            listen = self._kill_request(identity)
+            return SleepSubscription(identity, world, made[0], listen, self._seconds, made[1])
         except BaseException:
-            connection.close()
-            if lock_holder is not None:
-                lock_holder.close()
+            for connection in made:
+                connection.close()
             raise
 
     def _kill_request(self, subscription: str) -> SleepRequest:
@@ -319,221 +266,68 @@ Recheck = Callable[[], Awaitable[bool]]
 """Reads the row. Returns True if the waiter's entry is called."""
 
 
-class MySqlWakeups(Protocol):
+class MySqlWakeups(Wakeups):
     """The waits of one backend, on one subscription."""
 
-    subscription: str
-    """The id of the current subscription; empty before the first one."""
+    def __init__(self, runtime: Runtime, opener: SubscriptionOpener) -> None:
+        super().__init__(blocking=runtime.blocking)
+        self.subscription = ""
+        """The id of the current subscription; empty before the first one."""
+        self._runtime, self._world, self._opener = runtime, world_of(runtime), opener
+        self._waits: dict[str, tuple[str, Recheck]] = {}
+        self._closed = False
 
-    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
+    async def wait_for(
+        self, key: str, name: str, until: float, stored: str, recheck: Recheck
+    ) -> None:
         """Returns when the waiter is woken, at the deadline, or when an attempt is due. ``stored``
         is the subscription in the waiter's entry: if another one is current, returns at once."""
-        ...
-
-    def wake(self, key: str) -> None: ...
-    def forget_wakeup(self, key: str) -> None: ...
-    def forget(self) -> None: ...
-    def close(self) -> None: ...
-
-
-def make_wakeups(runtime: Runtime, opener: SubscriptionOpener) -> MySqlWakeups:
-    """Returns the variant for the runtime."""
-    return (BlockingMySqlWakeups if runtime.blocking else AsyncMySqlWakeups)(runtime, opener)
-
-
-async def _pause(runtime: Runtime, until: float) -> None:
-    left = until - runtime.now()
-    await runtime.sleep(max(0.0, min(left, runtime.between(*SUBSCRIPTION_RETRY_SECONDS))))
-
-
-class BlockingMySqlWakeups:
-    """The variant for threads: one of the waiting threads reads the session for all."""
-
-    def __init__(self, runtime: Runtime, opener: SubscriptionOpener) -> None:
-        self._runtime, self._opener = runtime, opener
-        self._closed = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.subscription = ""
-        self._hub: BlockingWakeupHub | None = None
-        self._making = threading.RLock()
-        self._single_flight = SingleFlight()
-
-    def _get_hub(self) -> BlockingWakeupHub:
-        """Returns the hub. Created at the first use: a backend that never waits has none."""
-        hub = self._hub
-        if hub is None:
-            with self._making:
-                made = BlockingWakeupHub()
-                if self._hub is None:  # a signal handler may have created one in this thread
-                    self._hub = made
-                else:
-                    made.discard()
-                hub = self._hub
-        return hub
-
-    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
         if self._closed:
             return
-        hub = self._get_hub()
-        subscription = self._usable(hub)
-        if subscription is None:
-            await self._attach_or_poll(hub, key, until)
-            return
-        if stored != self.subscription:
-            return
+        live = self._subscription
+        if isinstance(live, SleepSubscription) and live.stalled(now()):
+            self.drop()
+        generation = self.generation if stored == self.subscription else 0
+        self._waits[key] = name, recheck
         try:
-            called = subscription.add_waiter(key, name) and await recheck()
-            if not called and hub.subscription is subscription:
-                hub.wait(key, until)
-        except (BackendUnavailable, OSError):
-            await _pause(self._runtime, until)
+            await self.wait(key, generation, until, self._open)
+        finally:
+            self._waits.pop(key, None)
+
+    async def _open(self, by: float) -> SleepSubscription:
+        made = await self._opener.open(self._world, by)
+        self.subscription = made.identity
+        return made
+
+    async def _wait_on(self, subscription: Messages, key: str, until: float) -> None:
+        if not isinstance(subscription, SleepSubscription):
+            return
+        name, recheck = self._waits[key]
+        try:
+            called = subscription.add_waiter(key, name) and await self._recheck(recheck, until)
+            if not called and self.generation:
+                await super()._wait_on(subscription, key, until)
         finally:
             subscription.remove_waiter(key)
 
-    def _usable(self, hub: BlockingWakeupHub) -> SleepSubscription | None:
-        subscription = hub.subscription
-        return (
-            subscription
-            if isinstance(subscription, SleepSubscription) and not subscription.stalled(now())
-            else None
-        )
-
-    async def _attach_or_poll(self, hub: BlockingWakeupHub, key: str, until: float) -> None:
-        """Opens the subscription; while another waiter opens it, waits for a short time, after
-        which this waiter attempts again."""
+    async def _recheck(self, recheck: Recheck, until: float) -> bool:
         try:
-            permit = self._single_flight.begin()
-            if permit is None:
-                hub.wait(key, look_by(until))
-            else:
-                self._open(permit, hub, until)
-        except (BackendUnavailable, OSError):
-            await _pause(self._runtime, until)
-
-    def _open(self, permit: Permit, hub: BlockingWakeupHub, until: float) -> None:
-        began = now()
-        try:
-            if self._usable(hub) is None:
-                self.subscription, made = self._opener.attach(open_by(until, self._opener.seconds))
-                hub.attach(made)
-        except BackendUnavailable:
-            self._single_flight.failed(began)
-            raise
-        finally:
-            self._single_flight.end(permit)
-            if self._closed:
-                hub.close()
-        hub.wake(EVERYBODY)  # wake-ups without a subscription were lost
-
-    def wake(self, key: str) -> None:
-        if self._hub is not None:  # without a hub: the first wait returns at once in any case
-            self._hub.wake(key)
-
-    def forget_wakeup(self, key: str) -> None:
-        if self._hub is not None:
-            self._hub.forget(key)
-
-    def forget(self) -> None:
-        hub = self._hub
-        self._reset()
-        if hub is not None:
-            if isinstance(hub.subscription, SleepSubscription):
-                hub.subscription.forget()
-            hub.discard()
-
-    def close(self) -> None:
-        self._closed = True
-        if self._hub is not None:
-            self._hub.close()
-
-
-class AsyncMySqlWakeups:
-    """The variant for the tasks of one event loop."""
-
-    def __init__(self, runtime: Runtime, opener: SubscriptionOpener) -> None:
-        self._runtime, self._opener = runtime, opener
-        self._closed = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.subscription = ""
-        self._hub = AsyncWakeupHub()
-        self._attached: AsyncSleepSubscription | None = None
-        self._single_flight = SingleFlight()
-
-    async def wait(self, key: str, name: str, until: float, stored: str, recheck: Recheck) -> None:
-        if self._closed:
-            return
-        attached = self._attached
-        if attached is not None and attached.stalled(now()):
-            self._attached = None
-            attached.close()
-            await _pause(self._runtime, until)
-        if self._attached is None:
-            await self._attach_or_poll(key, until)
-        elif stored == self.subscription:
-            await self._wait(self._attached, key, name, until, recheck)
-
-    async def _wait(
-        self, attached: AsyncSleepSubscription, key: str, name: str, until: float, recheck: Recheck
-    ) -> None:
-        try:
-            called = attached.add_waiter(key, name) and await recheck()
-            if not called and attached.open:
-                await self._hub.wait(key, until)
-        except BackendUnavailable:
-            await _pause(self._runtime, until)
-        finally:
-            attached.remove_waiter(key)
-
-    async def _attach_or_poll(self, key: str, until: float) -> None:
-        """Opens the subscription; while another waiter opens it, waits for a short time, after
-        which this waiter attempts again."""
-        permit = self._single_flight.begin()
-        if permit is None:
-            await self._hub.wait(key, look_by(until))
-            return
-        began = now()
-        try:
-            await self._attach(open_by(until, self._opener.seconds))
-        except (BackendUnavailable, TimeoutError):
-            self._single_flight.failed(began)
-            await _pause(self._runtime, until)
-        finally:
-            self._single_flight.end(permit)
-            self._hub.wake_all()  # all attempt again, with the subscription or without
-
-    async def _attach(self, by: float) -> None:
-        async with asyncio.timeout(by - now()):  # resolving the host name may take longer
-            name, subscription = await in_thread(
-                lambda: self._opener.attach(by), lambda made: made[1].close()
+            return await recheck()
+        except BackendUnavailable:  # the subscription may be as good as before
+            left = until - self._runtime.now()
+            await self._hub.pause(
+                pause_within(left, SUBSCRIPTION_RETRY_SECONDS, self._runtime.between)
             )
-        if self._closed:
-            subscription.close()
-            return
-        self.subscription = name
-        self._attached = AsyncSleepSubscription(subscription, self._hub)
-
-    def wake(self, key: str) -> None:
-        self._hub.wake(key)
-
-    def forget_wakeup(self, key: str) -> None:
-        self._hub.forget(key)
+            return True
 
     def forget(self) -> None:
-        attached = self._attached
-        self._reset()
-        if attached is not None:
-            attached.forget()
+        super().forget()
+        self.subscription = ""
+        self._begin()
 
     def close(self) -> None:
         self._closed = True
-        if self._attached is not None:
-            self._attached.close()
-            self._attached = None
-        self._hub.wake_all()
+        super().close()
 
 
 def wakeup_check_request(subscriptions: Sequence[str]) -> bytes:

@@ -15,8 +15,8 @@ session holds or waits for one name::
 
 Tables, connections and records are those of ``stores.mysql``.
 
-Reading order: ``backend`` (the operations), ``sql`` (locks and statements), ``session`` (opening
-sessions, requests that wait on the server), ``inspect`` (holders and waiters).
+Reading order: ``_sql.advisory`` (the rules), ``backend`` (how this server does it), ``sql`` (locks
+and statements), ``_sql.session`` (requests on sessions), ``inspect`` (holders and waiters).
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 A claim that does not fit sends one request that waits for the lock on the server and then takes a
 token; the reply is read when it arrives. So the queue is the server's own. The session's
-``wait_timeout`` is the ttl, in whole seconds, and every renewal restarts it. After a wait it runs
-since the grant, which may be as old as the request: a grant that may be old is renewed before it
-is returned.
+``wait_timeout`` is the ttl, in whole seconds. The rules are in ``_sql.advisory``.
 
 Slots are one named lock each. A claim first gets the queue lock of the name (``:t``), then looks
 which slots are free, takes them and counts. So claims of several slots never hold a part of them,
@@ -17,14 +15,13 @@ queue lock waits for holders of slots, which wait for nothing.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
 from holdfast.core.admit import check_limit
-from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import (
     Finding,
     Guarantee,
@@ -36,10 +33,10 @@ from holdfast.core.contract import (
 )
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores._sql import advisory as sql_advisory
-from holdfast.stores._sql.connection import Dropped, run_apart
-from holdfast.stores._sql.purge import PURGE_EVERY, attempts_until_purge
-from holdfast.stores._sql.session import ended
+from holdfast.io.connection import World
+from holdfast.stores._sql.advisory import RECHECK_SECONDS, AdvisoryBackend
+from holdfast.stores._sql.connection import Dropped, Opening
+from holdfast.stores._sql.purge import PURGE_EVERY
 from holdfast.stores.mysql.connect import Ask, MySqlDialler, MySqlStore
 from holdfast.stores.mysql.connection import (
     MySqlConnection,
@@ -53,12 +50,6 @@ from holdfast.stores.mysql.inspect import findings
 from holdfast.stores.mysql.protocol import MySqlReply, Result, Row
 from holdfast.stores.mysql.row import read_record
 from holdfast.stores.mysql_advisory.inspect import holders_of, waiter_of
-from holdfast.stores.mysql_advisory.session import (
-    AsyncMySqlSessionDriver,
-    BlockingMySqlSessionDriver,
-    MySqlSessionDriver,
-    open_session,
-)
 from holdfast.stores.mysql_advisory.sql import (
     MySqlAdvisoryStatements,
     got_lock,
@@ -69,10 +60,6 @@ from holdfast.url import Url
 
 __all__ = ["MySqlAdvisoryBackend", "MySqlAdvisoryStore"]
 
-RECHECK_SECONDS = 1.0
-"""Polling interval of the first waiter for slots: a killed holder wakes no waiter."""
-FRESH_SHARE = 0.1
-"""Largest part of the ttl that may be over when a grant is returned without a renewal."""
 REBINDS = 5
 """Most retries while other clients change the capacity of a name."""
 REMEMBERED = 1024
@@ -80,7 +67,7 @@ REMEMBERED = 1024
 ENDING_SECONDS = 2.0
 """Longest wait of ``revoke`` until the server has ended a session."""
 END_POLL_SECONDS = 0.005
-"""Polling interval of ``revoke``, and of ``abandon`` while an attempt is under way."""
+"""Polling interval of ``revoke``."""
 MOST_SLOTS = 1024
 
 
@@ -112,8 +99,10 @@ class MySqlAdvisoryStore(MySqlStore):
         )
 
 
-class MySqlAdvisoryBackend:
+class MySqlAdvisoryBackend(AdvisoryBackend[MySqlConnection]):
     """Admits claims by the server's named locks."""
+
+    pool: MySqlPool
 
     def __init__(
         self,
@@ -123,75 +112,21 @@ class MySqlAdvisoryBackend:
         sessions: MySqlSessions,
         statements: MySqlAdvisoryStatements,
     ) -> None:
-        self.runtime, self.pool, self.statements = runtime, pool, statements
-        self.display, self._dialler = dialler.address.display, dialler
-        self._until_purge = attempts_until_purge()
-        self.sessions = sessions
-        self.driver: MySqlSessionDriver = (
-            BlockingMySqlSessionDriver() if runtime.blocking else AsyncMySqlSessionDriver()
-        )
-        self._dial = partial(open_session, dialler)
-        self._seconds = dialler.settings.request_seconds
-        self._renewals = MySqlSessionRenewals(sessions, self.driver, statements)
+        dial = partial(_open_session, dialler)
+        super().__init__(runtime, pool, sessions, dial, dialler.settings.request_seconds)
+        self.display, self._dialler, self.statements = dialler.address.display, dialler, statements
         self._contended: dict[str, None] = {}
         """Names that another session held at the last attempt: a hint to wait in the same
         request."""
-        self._nudged: set[str] = set()
-        """Owners that were nudged before they had a session."""
-        self._closed = False
 
-    async def attempt(
-        self, claim: Claim, *, join: bool, until: float | None = None
-    ) -> Grant | Busy:
-        # Two attempts of one claim at the same time would use one session: only one of them runs.
-        attempting, mark = self.sessions.attempting, object()
-        if attempting.setdefault(claim.owner, mark) is not mark:
-            return Busy(0, RECHECK_SECONDS)
-        try:
-            return await self._attempt(claim, join, inf if until is None else until)
-        finally:
-            del attempting[claim.owner]
-            session = self.sessions.by_owner.get(claim.owner)
-            if session is not None:
-                session.until = inf
-                if session.grant is not None:
-                    self._nudged.discard(claim.owner)  # no wait follows
-
-    async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is not None:
-            session.until = until
-            answer = await self._resume(session, claim)
-            if answer is not None:
-                return answer
-        if claim.owner in self.sessions.unknown:
-            await self._end_unknown(claim.owner, until)
-        self._until_purge -= 1
-        session = self.sessions.borrow()
-        if session is not None:
-            session.until = until
-            try:
-                return await self._begin(session, claim, join)
-            except Dropped:  # the session had ended while it was idle
-                await self._end_unknown(claim.owner, until)
-        session = await self.driver.open(self._dial, min(until, now() + self._seconds))
-        session.until = until
-        return await self._begin(session, claim, join)
-
-    async def _begin(self, session: MySqlSession, claim: Claim, join: bool) -> Grant | Busy:
-        """Sends the first request for a claim, on a session without locks."""
-        self.sessions.by_owner[claim.owner] = session
-        answer = await self._take(session, claim, join=join, queued=False)
-        if isinstance(answer, Busy):
-            if not join:
-                del self.sessions.by_owner[claim.owner]
-                self.sessions.give_back(session)
-            elif not session.at_head and not session.pending:
-                self._enter_queue(session, claim)
-        return answer
+    async def _had_ended(self, owner: str, error: BackendUnavailable, until: float) -> bool:
+        if not isinstance(error, Dropped):
+            return False
+        await self._end_unknown(owner, until)
+        return True
 
     async def _take(
-        self, session: MySqlSession, claim: Claim, *, join: bool, queued: bool
+        self, session: MySqlSession, claim: Claim, *, join: bool, queued: bool = False
     ) -> Grant | Busy:
         """Takes the name; with ``queued``, the session has waited and has the lock, and only the
         token is taken."""
@@ -261,7 +196,7 @@ class MySqlAdvisoryBackend:
         session.queued_at, wall = now(), self.runtime.wall()
         sql = self.statements.enter_queue(claim, mark_of(session), wall)
         by = min(session.until, session.queued_at + self._seconds)
-        reply = await self.driver.begin(session, sql, by)
+        reply = await self.driver.begin(session, sql, by, session.connection.waits)
         return [] if reply is None else session.connection.checked(reply)
 
     def _mark_contended(self, name: str) -> None:
@@ -347,35 +282,16 @@ class MySqlAdvisoryBackend:
 
     async def _execute(self, session: MySqlSession, sql: bytes) -> list[Result]:
         """Sends one request on a session. Returns its results; raises for an error."""
-        return session.connection.checked(await self._reply_to(session, sql))
-
-    async def _reply_to(self, session: MySqlSession, sql: bytes) -> MySqlReply:
-        by = min(session.until, now() + self._seconds)
-        return await self.driver.request(session, sql, by)
+        return session.connection.checked(await self._request(session, sql))
 
     async def _query(self, sql: bytes, until: float | None = None) -> list[Result]:
         return checked(await self.pool.request(sql, until=until), self.display)
 
-    def _enter_queue(self, session: MySqlSession, claim: Claim) -> None:
-        """Sends the request that waits for the lock. A later ``attempt`` reads its reply."""
+    def _enqueue(self, session: MySqlSession, claim: Claim) -> None:
         session.queued_at, wall = now(), self.runtime.wall()
         self._send(session, claim, self.statements.enter_queue(claim, mark_of(session), wall))
 
-    def _send(self, session: MySqlSession, claim: Claim, sql: bytes) -> None:
-        try:
-            session.connection.send(sql)
-        except BackendUnavailable:
-            self.sessions.lose(claim.owner, session)
-            raise
-        session.pending = True
-
     async def _resume(self, session: MySqlSession, claim: Claim) -> Grant | Busy | None:
-        """Continues a claim that has a session. Returns None if the session broke."""
-        if session.grant is not None:
-            renewal = await self.renew([session.grant], [], until=session.until)
-            if renewal.unknown:
-                raise BackendUnavailable(renewal.unknown[claim.owner])
-            return None if renewal.lost else session.grant
         if session.at_head:
             await self._end_slot_wait(session, claim)
         else:
@@ -387,19 +303,10 @@ class MySqlAdvisoryBackend:
             if results is None:
                 return Busy(0)
             if results[2:] and results[2].affected:
-                return await self._granted_in_queue(session, claim, results[2].insert_id)
+                grant = Grant(claim, results[2].insert_id)
+                return await self._admitted(session, claim, grant)
         answer = await self._take(session, claim, join=True, queued=True)
         return Busy(0, RECHECK_SECONDS) if isinstance(answer, Busy) else answer
-
-    async def _granted_in_queue(
-        self, session: MySqlSession, claim: Claim, token: int
-    ) -> Grant | Busy | None:
-        """Returns the grant of a claim that got the lock and its token in the queue."""
-        session.grant = Grant(claim, token)
-        old = now() - session.queued_at > FRESH_SHARE * claim.ttl
-        if old or ended([session]):  # it may have been broken before its answer was read
-            return await self._resume(session, claim)
-        return Grant(claim, token, since=session.queued_at)
 
     async def _end_slot_wait(self, session: MySqlSession, claim: Claim) -> None:
         """Kills the session's wait for slots, so that it can send another request."""
@@ -418,35 +325,30 @@ class MySqlAdvisoryBackend:
         if reply is None:
             return None
         if got_lock(reply.results):
-            return reply.results
-        self._enter_queue(session, claim)  # the wait timed out on the server, or was killed
+            results: list[Result] = reply.results
+            return results
+        self._enqueue(session, claim)  # the wait timed out on the server, or was killed
         return None
 
-    async def _end_unknown(self, owner: str, until: float = inf) -> None:
-        async def end(connection: MySqlConnection) -> None:
-            kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(connection.tag)
-            await self.pool.request(kill, until=until)
+    async def _end_session(self, connection: MySqlConnection, until: float) -> None:
+        kill = b"KILL CONNECTION IS_USED_LOCK(%s)" % session_lock(connection.tag)
+        await self.pool.request(kill, until=until)
 
-        await self.sessions.end_unknown(owner, end)
-
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        if claim.owner in self._nudged:
-            self._nudged.discard(claim.owner)
-            return
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is None or session.grant is not None:
-            return
+    async def _wait(self, session: MySqlSession, claim: Claim, busy: Busy, until: float) -> None:
         if session.at_head and not session.pending:
             self._send(session, claim, self.statements.await_slot(claim))
         if session.pending:
             await self.driver.wait_for_reply(session, until)
 
-    def nudge(self, claim: Claim) -> None:
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is not None:
-            session.nudge()
-        elif claim.owner in self.sessions.attempting:
-            self._nudged.add(claim.owner)
+    def _touch(self, session: MySqlSession, claim: Claim) -> bytes:
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
+            return b"DO 0"
+        wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
+        return wait + b"; " + self.statements.set_ttl(claim)
+
+    def _kept(self, session: MySqlSession, grant: Grant) -> None:
+        super()._kept(session, grant)
+        session.connection.ttl = max(1, math.ceil(grant.claim.ttl))
 
     async def renew(
         self,
@@ -456,75 +358,25 @@ class MySqlAdvisoryBackend:
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        until = min(until, now() + self._seconds)
-        lost, unknown = await self._renewals.renew(grants, until, shorten)
+        lost, unknown = await self._renew_sessions(grants, until, shorten)
         waiting = {w.claim.owner: self.sessions.by_owner.get(w.claim.owner) for w in waits}
         gone = [owner for owner, s in waiting.items() if s is None or not s.connection.open]
         await self._purge(until)
         return Renewal(lost, unknown, frozenset(gone))
 
-    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Returns the owners whose session has ended, as their sockets show. Sends nothing."""
-        return self._renewals.glance(grants)
-
-    async def release(self, grant: Grant) -> bool | None:
-        owner = grant.claim.owner
-        session = self.sessions.by_owner.get(owner)
-        if session is None or session.grant is None:
-            return False
-        del self.sessions.by_owner[owner]
-        gone = bool(ended([session]))
-        try:
-            ours = await self._release_locks(session, session.grant)
-        except Dropped:
-            self.sessions.lose(owner, session)
-            await self._end_unknown(owner)
-            return False if gone else None  # it may have run before the connection was cut
-        except BaseException:
-            self.sessions.lose(owner, session)
-            raise
-        if ours:
-            self.sessions.give_back(session)
-        else:
-            session.connection.close()
-        await self._purge()
-        return ours
-
-    async def _release_locks(self, session: MySqlSession, grant: Grant) -> bool:
-        """Releases the locks of a hold, and wakes the first waiter for slots. Returns whether the
-        session had all of them."""
+    async def _release(self, session: MySqlSession, grant: Grant) -> bool:
+        """Also wakes the first waiter for slots. Returns whether the session had all locks."""
         held = [*self.statements.locks(grant), hold_mark(mark_of(session))]
         sql = b"SELECT RELEASE_LOCK(%s)" % b"), RELEASE_LOCK(".join(held)
         if grant.claim.mode is Mode.SLOTS:
             sql += b"; " + self.statements.wake_slot_waiter(grant.claim.name)
-        reply = await self._reply_to(session, sql)
+        reply: MySqlReply = await self._request(session, sql)
         if not reply.results:
             session.connection.checked(reply)
         (freed,) = reply.results[0].rows
         return freed.count(b"1") == len(freed)
 
-    async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        deadline = now() + self._seconds
-        if until is not None:
-            deadline = min(deadline, until)
-        while claim.owner in self.sessions.attempting and now() < deadline:
-            await self.runtime.sleep(END_POLL_SECONDS)  # after the attempt that is under way
-        self._nudged.discard(claim.owner)
-        session = self.sessions.by_owner.pop(claim.owner, None)
-        if session is not None:
-            try:
-                session.until = deadline
-                await self._reset(session, claim)
-            except BackendUnavailable:
-                self.sessions.lose(claim.owner, session)
-            except BaseException:
-                self.sessions.lose(claim.owner, session)
-                raise
-        if claim.owner in self.sessions.unknown:
-            await self._end_unknown(claim.owner, deadline)
-
-    async def _reset(self, session: MySqlSession, claim: Claim) -> None:
-        """Ends what a session holds or waits for, and returns the session to the idle ones."""
+    async def _leave(self, session: MySqlSession, claim: Claim) -> None:
         own = session_lock(session.connection.tag)
         if session.pending:  # the server may never reply to a request killed between statements
             session.until = min(session.until, now() + RECHECK_SECONDS)
@@ -597,10 +449,6 @@ class MySqlAdvisoryBackend:
             return read_record(row, name, self.display)
         return None
 
-    async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
-        await self.runtime.sleep(max(0.0, pause))
-
     async def _purge(self, until: float | None = None) -> None:
         """Deletes a bounded number of idle rows, every ``PURGE_EVERY`` attempts. A failed step is
         repeated later."""
@@ -615,44 +463,28 @@ class MySqlAdvisoryBackend:
         ttl = "the server ends a session that is idle for its ttl in whole seconds (wait_timeout)"
         queue = "waiters are in the server's own queue, each with a connection"
 
-        def judge(ask: Ask) -> list[Finding]:
-            found = findings(lambda sql: checked(ask(sql), self.display))
+        async def judge(ask: Ask) -> list[Finding]:
+            async def execute(sql: bytes) -> list[Result]:
+                return checked(await ask(sql), self.display)
+
+            found = await findings(execute)
             return [*found, Finding("waiting", queue), Finding("ttl", ttl)]
 
-        return await run_apart(self.runtime, lambda: self._dialler.examine(judge))
-
-    def forget(self) -> None:
-        self._until_purge = attempts_until_purge()
-        self.sessions.forget()
-        self.driver.forget()
-        self.pool.forget()
-
-    async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.sessions.remove_user()
-            self.driver.close()
-        await self.pool.close()
+        return await self._dialler.examine(self.runtime, judge)
 
 
-class MySqlSessionRenewals(sql_advisory.SessionKeepAlive[MySqlConnection, bytes, MySqlReply]):
-    """Renews holds by a request on each session, which restarts its ``wait_timeout``."""
-
-    def __init__(
-        self,
-        sessions: MySqlSessions,
-        driver: MySqlSessionDriver,
-        statements: MySqlAdvisoryStatements,
-    ) -> None:
-        super().__init__(sessions, driver)
-        self._statements = statements
-
-    def touch(self, session: MySqlSession, claim: Claim) -> bytes:
-        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
-            return b"DO 0"
-        wait = b"SET SESSION wait_timeout = %d" % max(1, math.ceil(claim.ttl))
-        return wait + b"; " + self._statements.set_ttl(claim)
-
-    def kept(self, session: MySqlSession, grant: Grant) -> None:
-        super().kept(session, grant)
-        session.connection.ttl = max(1, math.ceil(grant.claim.ttl))
+async def _open_session(dialler: MySqlDialler, world: World, until: float) -> MySqlConnection:
+    """Opens a connection that holds a named lock, by which other sessions find and kill it."""
+    connection = await dialler.connect_to_namespace(world, until)
+    try:
+        tag = secrets.token_hex(12)
+        sql = b"SELECT GET_LOCK(%s, 0), CONNECTION_ID()" % session_lock(tag)
+        reply = await Opening(world, connection, until).ask(sql)
+        ((got, number),) = connection.checked(reply)[0].rows
+        if got != b"1":
+            raise Unsupported(f"{dialler.address.display} has no named locks (GET_LOCK)")
+        connection.tag, connection.number = tag, int(number or 0)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -29,10 +29,16 @@ from holdfast.core.contract import (
     Waiting,
 )
 from holdfast.errors import BackendUnavailable
-from holdfast.stores._sql.connection import SqlPool, make_pool
+from holdfast.io.connection import World
+from holdfast.stores._sql.connection import SqlPool
 from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
 from holdfast.stores.postgres.connect import PostgresConnector
-from holdfast.stores.postgres.connection import PostgresConnection, PostgresRefused, first_value
+from holdfast.stores.postgres.connection import (
+    PostgresConnection,
+    PostgresRefused,
+    checked,
+    first_value,
+)
 from holdfast.stores.postgres.replies import (
     as_error,
     findings,
@@ -47,10 +53,7 @@ from holdfast.stores.postgres.schema import (
     Request,
     SharedStatements,
 )
-from holdfast.stores.postgres.wakeups import (
-    make_wakeups,
-    wakeup_key,
-)
+from holdfast.stores.postgres.wakeups import PostgresWakeups, wakeup_key
 from holdfast.url import Url
 
 __all__ = ["PostgresLeaseBackend", "PostgresLeaseStore"]
@@ -101,13 +104,13 @@ class PostgresLeaseStore:
         self._connector = PostgresConnector(url, settings, "lease")
         self._statements = PostgresLeaseStatements(self._connector.schema)
 
-    def _dial(self, by: float) -> PostgresConnection:
-        return self._connector.open(self._statements.prepared, by)
+    async def _dial(self, world: World, until: float) -> PostgresConnection:
+        return await self._connector.open(self._statements.prepared, world, until)
 
     def backend(self, runtime: Runtime) -> PostgresLeaseBackend:
         return PostgresLeaseBackend(
             runtime,
-            make_pool(runtime, self._dial, self._settings, self.display),
+            SqlPool(runtime, self._dial, self._settings, self.display, checked),
             self._connector,
             self._statements,
             self._settings,
@@ -133,8 +136,8 @@ class PostgresLeaseBackend:
         self.channel = channel.encode()
         self._connector = connector
         shared = None if connector.has_listen_url else pool
-        self.wakeups = make_wakeups(
-            runtime, connector.listen, channel, settings.request_seconds, shared, statements.ready
+        self.wakeups = PostgresWakeups(
+            runtime, connector, channel, settings.request_seconds, shared, statements.ready
         )
         self._until_purge = attempts_until_purge()
         self._queued: dict[str, bool] = {}
@@ -197,7 +200,7 @@ class PostgresLeaseBackend:
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> Grant | None:
         last, generation = busy.ref
-        token = await self.wakeups.wait(wakeup_key(claim.owner).decode(), until, generation)
+        token = await self.wakeups.wait_for(wakeup_key(claim.owner).decode(), until, generation)
         # A wake-up may have been under way since before the attempt that this wait follows.
         if token is None or last is None or token <= last:
             return None
@@ -316,7 +319,7 @@ class PostgresLeaseBackend:
 
     async def close(self) -> None:
         self.wakeups.close()
-        await self.pool.close()
+        self.pool.close()
 
 
 def _direct_grant_seconds(claim: Claim) -> bytes:

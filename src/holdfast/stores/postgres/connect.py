@@ -12,12 +12,14 @@ from typing import Any
 from holdfast.core.contract import Finding, Runtime, Settings
 from holdfast.errors import BackendUnavailable, Incompatible, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores._sql.connection import run_apart, stored_findings
+from holdfast.io.connection import World
+from holdfast.stores._sql.connection import Opening, stored_findings, world_of
 from holdfast.stores.postgres.connection import (
     NO_RIGHTS,
     PostgresAddress,
     PostgresConnection,
     PostgresRefused,
+    Prepare,
     dial,
     first_value,
 )
@@ -76,6 +78,7 @@ _OURS = (
     b"SET plan_cache_mode = force_generic_plan"
 )
 
+PostgresOpening = Opening[PostgresConnection]
 
 # What ``check()`` reads, also where our schema is missing.
 _EXAMINE = """SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
@@ -124,41 +127,41 @@ class PostgresConnector:
         """True if wake-ups come over an address of their own."""
         return self._listen_address is not self._address
 
-    def listen(self, channel: str, until: float) -> PostgresConnection:
+    async def listen(self, channel: str, world: World, until: float) -> PostgresConnection:
         """Returns a connection that listens, or one through a pooler, which can't listen. Many
         clients may open theirs at the same moment, so it runs no other statement. A replica
         refuses LISTEN."""
-        return dial(self._listen_address, until, lambda made: _listen(made, channel, until))
+        until = min(until, now() + self._settings.request_seconds)
+        return await dial(self._listen_address, world, until, lambda made: _listen(made, channel))
 
-    def open(
-        self, statements: tuple[Statement, ...], by: float | None = None
+    async def open(
+        self, statements: tuple[Statement, ...], world: World, until: float
     ) -> PostgresConnection:
         """Returns a connection that has checked our tables, with these statements prepared."""
-        until = now() + self._settings.request_seconds
-        if by is not None and by < until:
-            until = by  # the renewer's deadline: a server that hangs must not delay it
-        connection = self._greet(until)
+        opening = await self._greet(world, until)
         try:
-            _enter(self.schema, connection, self._settings.namespace, self._mode, until)
-            if not connection.pooled:
-                _prepare(connection, statements, until)
+            await _enter(self.schema, opening, self._settings.namespace, self._mode)
+            if not opening.connection.pooled:
+                await _prepare(opening, statements)
         except BaseException:
-            connection.close()
+            opening.connection.close()
             raise
-        return connection
+        return opening.connection
 
-    def open_session(self, statements: tuple[Statement, ...], until: float) -> PostgresConnection:
+    async def open_session(
+        self, statements: tuple[Statement, ...], world: World, until: float
+    ) -> PostgresConnection:
         """Returns a connection whose session is ours alone and has no timeouts."""
-        connection = self.open(statements, until)
+        connection = await self.open(statements, world, until)
+        opening = Opening(world, connection, until)
         try:
             if connection.pooled:
-                self._refuse_pooler(connection, until)
-            connection.script(
+                await self._refuse_pooler(opening)
+            await opening.ask(
                 _PATH + b"SET statement_timeout = 0; SET lock_timeout = 0; "
-                b"SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0",
-                until,
+                b"SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0"
             )
-            _watch_clients(connection, until)
+            await _watch_clients(opening)
         except BaseException:
             connection.close()
             raise
@@ -167,49 +170,45 @@ class PostgresConnector:
     async def examine(self, runtime: Runtime) -> tuple[dict[str, Any], list[Finding]]:
         """Returns the server's settings, and what is stored for the namespace. Writes nothing."""
         until = now() + self._settings.request_seconds
-        return await run_apart(runtime, lambda: self._examine(until))
-
-    def _examine(self, until: float) -> tuple[dict[str, Any], list[Finding]]:
-        connection = self._greet(until)
+        opening = await self._greet(world_of(runtime), until)
         try:
-            answer = connection.script(self.schema.filled(_EXAMINE).encode(), until)
+            answer = await opening.ask(self.schema.filled(_EXAMINE).encode())
             seen: dict[str, Any] = json.loads(first_value(answer))
-            return seen, self._stored(connection, seen, until)
+            return seen, await self._stored(opening, seen)
         finally:
-            connection.close()
+            opening.connection.close()
 
-    def _stored(
-        self, connection: PostgresConnection, seen: dict[str, Any], until: float
-    ) -> list[Finding]:
+    async def _stored(self, opening: PostgresOpening, seen: dict[str, Any]) -> list[Finding]:
         namespace, mode = self._settings.namespace, self._mode
+        server = opening.connection.server
         if not seen["tables"] and not seen["creates"]:
-            raise missing_tables(self.schema, connection.server)
-        used = seen["tables"] and self._is_used(connection, until)
+            raise missing_tables(self.schema, server)
+        used = seen["tables"] and await self._is_used(opening)
         if used:  # then the check of a new connection only reads
-            revision, version, kept = _ask(self.schema, connection, namespace, mode, until)
-            _compare(self.schema, connection.server, namespace, mode, version, kept)
+            revision, version, kept = await _ask(self.schema, opening, namespace, mode)
+            _compare(self.schema, server, namespace, mode, version, kept)
             if revision < REVISION and not seen["creates"]:
-                raise missing_tables(self.schema, connection.server)
+                raise missing_tables(self.schema, server)
         return stored_findings(namespace, mode, tables=seen["tables"], used=used)
 
-    def _is_used(self, connection: PostgresConnection, until: float) -> bool:
+    async def _is_used(self, opening: PostgresOpening) -> bool:
         request = self.schema.statement("is_used", _IS_USED), [self._settings.namespace.encode()]
         try:
-            return first_value(connection.request(request, until)) == b"t"
+            return first_value(await opening.ask(request)) == b"t"
         except PostgresRefused as error:
             raise _rights_error(self.schema, error) from None
 
-    def _greet(self, until: float) -> PostgresConnection:
+    async def _greet(self, world: World, until: float) -> PostgresOpening:
         """Returns a connection to a server that can be written to."""
-        return dial(self._address, until, lambda made: _greet(made, until))
+        return Opening(world, await dial(self._address, world, until, _greet), until)
 
-    def _refuse_pooler(self, ours: PostgresConnection, until: float) -> None:
+    async def _refuse_pooler(self, ours: PostgresOpening) -> None:
         """Raises if the pooler shares a session between clients: locks would stay behind in it.
         Two clients at the same time see the same session then, or one client sees two."""
-        seen = {str(ours.pid).encode(), _pid(ours, until), _pid(ours, until)}
-        other = self._greet(until)
+        seen = {str(ours.connection.pid).encode(), await _pid(ours), await _pid(ours)}
+        other = await self._greet(ours.world, ours.until)
         try:
-            theirs = {str(other.pid).encode()}
+            theirs = {str(other.connection.pid).encode()}
             for _ in range(POOLER_ROUNDS):
                 if len(seen) > 1 or seen & theirs:
                     raise Unsupported(
@@ -217,15 +216,15 @@ class PostgresConnector:
                         "(PgBouncer in transaction mode): advisory locks would be stranded in it. "
                         "Connect to the server itself, or use lease rows (without mode=advisory)"
                     )
-                theirs.add(first_value(other.script(b"BEGIN; " + _PID, until)))
-                seen |= {_pid(ours, until), _pid(ours, until)}
-                other.script(b"ROLLBACK", until)
+                theirs.add(first_value(await other.ask(b"BEGIN; " + _PID)))
+                seen |= {await _pid(ours), await _pid(ours)}
+                await other.ask(b"ROLLBACK")
         finally:
-            other.close()
+            other.connection.close()
 
 
-def _greet(connection: PostgresConnection, until: float) -> None:
-    answer = connection.script(_GREETING, until)
+async def _greet(opening: PostgresOpening) -> None:
+    answer, connection = await opening.ask(_GREETING), opening.connection
     pid, version, standby, encoding, started, isolation = (
         (answer.get_value(0, column) or b"").decode() for column in range(6)
     )
@@ -235,22 +234,23 @@ def _greet(connection: PostgresConnection, until: float) -> None:
     _check_server(connection.server, int(version), standby == "t", encoding)
 
 
-def _listen(connection: PostgresConnection, channel: str, until: float) -> None:
-    connection.pooled = _pid(connection, until) != b"%d" % connection.pid
+async def _listen(opening: PostgresOpening, channel: str) -> None:
+    connection = opening.connection
+    connection.pooled = await _pid(opening) != b"%d" % connection.pid
     if not connection.pooled:
-        connection.script(f'LISTEN "{channel}"'.encode(), until)
+        await opening.ask(f'LISTEN "{channel}"'.encode())
 
 
-def _pid(connection: PostgresConnection, until: float) -> bytes:
-    return first_value(connection.script(_PID, until))
+async def _pid(opening: PostgresOpening) -> bytes:
+    return first_value(await opening.ask(_PID))
 
 
-def _watch_clients(connection: PostgresConnection, until: float) -> None:
+async def _watch_clients(opening: PostgresOpening) -> None:
     """Makes the server notice within a second that a waiting client is gone, if it can."""
     try:
-        connection.script(b"SET client_connection_check_interval = '1s'", until)
+        await opening.ask(b"SET client_connection_check_interval = '1s'")
     except PostgresRefused:
-        if not connection.open:
+        if not opening.connection.open:
             raise
 
 
@@ -263,16 +263,14 @@ def _check_server(display: str, version: int, standby: bool, encoding: str) -> N
         raise Unsupported(f"{display} has the encoding {encoding}; names are any text: use UTF8")
 
 
-def _prepare(
-    connection: PostgresConnection, statements: tuple[Statement, ...], until: float
-) -> None:
+async def _prepare(opening: PostgresOpening, statements: tuple[Statement, ...]) -> None:
     calls = [statement for statement in statements if statement.sql.startswith(b"CALL ")]
     others = [statement for statement in statements if statement not in calls]
     script = [_OURS, *(b"PREPARE %s AS %s" % statement for statement in others)]
-    connection.script(b"; ".join(script), until)
+    await opening.ask(b"; ".join(script))
     for statement in calls:  # the SQL statement PREPARE does not take CALL
-        connection.prepare(statement, until)
-    connection.known = frozenset(statement.name for statement in statements)
+        await opening.ask(Prepare(statement))
+    opening.connection.known = frozenset(statement.name for statement in statements)
 
 
 def _address_of(url: Url, settings: Settings) -> PostgresAddress:
@@ -299,35 +297,35 @@ def _address_of(url: Url, settings: Settings) -> PostgresAddress:
     return PostgresAddress(hosts, parameters, str(url))
 
 
-def _enter(
-    schema: PostgresSchema, connection: PostgresConnection, namespace: str, mode: str, until: float
+async def _enter(
+    schema: PostgresSchema, opening: PostgresOpening, namespace: str, mode: str
 ) -> None:
     """Checks that our tables exist and that this mode and version may share them; makes them if
     they are missing. Raises ``Incompatible`` or ``Unsupported`` otherwise."""
     try:
-        revision, version, stored_mode = _ask(schema, connection, namespace, mode, until)
+        revision, version, stored_mode = await _ask(schema, opening, namespace, mode)
     except PostgresRefused as error:
         if error.sqlstate not in _MISSING:
             raise
-        _create(schema, connection, until)
-        revision, version, stored_mode = _ask(schema, connection, namespace, mode, until)
-    _compare(schema, connection.server, namespace, mode, version, stored_mode)
+        await _create(schema, opening)
+        revision, version, stored_mode = await _ask(schema, opening, namespace, mode)
+    _compare(schema, opening.connection.server, namespace, mode, version, stored_mode)
     if revision < REVISION:
-        _create(schema, connection, until)
+        await _create(schema, opening)
 
 
-def _ask(
-    schema: PostgresSchema, connection: PostgresConnection, namespace: str, mode: str, until: float
+async def _ask(
+    schema: PostgresSchema, opening: PostgresOpening, namespace: str, mode: str
 ) -> tuple[int, int, str]:
     """Returns the revision of our functions, and the protocol and mode of the namespace. A
     namespace that is new is bound to this mode."""
     check = schema.statement("enter", "SELECT @enter($1, $2, $3)")
     parameters = [namespace.encode(), mode.encode(), str(PROTOCOL).encode()]
     try:
-        answer = first_value(connection.request((check, parameters), until))
+        answer = first_value(await opening.ask((check, parameters)))
     except PostgresRefused as error:
         raise _rights_error(schema, error) from None
-    return _read_entry(answer, connection.server, namespace)
+    return _read_entry(answer, opening.connection.server, namespace)
 
 
 def _rights_error(schema: PostgresSchema, error: PostgresRefused) -> Exception:
@@ -365,16 +363,16 @@ def _compare(
         )
 
 
-def _create(schema: PostgresSchema, connection: PostgresConnection, until: float) -> None:
+async def _create(schema: PostgresSchema, opening: PostgresOpening) -> None:
     script = (
         f"BEGIN; SELECT pg_catalog.pg_advisory_xact_lock({CREATION_KEY}); {schema.sql()} COMMIT;"
     )
     try:
-        connection.script(script.encode(), until)
+        await opening.ask(script.encode())
     except PostgresRefused as error:
-        connection.script(b"ROLLBACK", until)
+        await opening.ask(b"ROLLBACK")
         if error.sqlstate == NO_RIGHTS:
-            raise missing_tables(schema, connection.server) from None
+            raise missing_tables(schema, opening.connection.server) from None
         raise
 
 

@@ -1,19 +1,14 @@
-"""PostgreSQL over libpq: addresses, connections, answers. Blocking requests are here too.
+"""PostgreSQL over libpq, as a protocol of ``io``: addresses, login, requests and replies.
 
-Requests use psycopg's ``pq`` layer directly, at a third of the cost of a cursor. A connection is
-opened, checked and prepared with blocking calls; the asyncio pool runs these in a thread and then
-uses the open connection itself.
+Requests use psycopg's ``pq`` layer directly, at a third of the cost of a cursor.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import select
-import socket
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from psycopg import Error as PsycopgError
 from psycopg import pq
@@ -21,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
-from holdfast.io.sockets import look_up
+from holdfast.io.connection import PENDING, READ, WRITE, World
 from holdfast.stores._sql import connection as sql
 from holdfast.stores._sql import session as sql_session
 from holdfast.stores.postgres.schema import Parameters, Request, Statement
@@ -32,6 +27,8 @@ __all__ = [
     "PostgresRefused",
     "PostgresSession",
     "PostgresSessions",
+    "Prepare",
+    "checked",
     "dial",
     "first_value",
 ]
@@ -53,8 +50,6 @@ _FINAL = re.compile(
 _WHERE = re.compile(r"connection to server .*? failed: |FATAL: +|ERROR: +|\n\s*")
 _PARAMETER = re.compile(rb"\$(\d+)")
 _ROWS = frozenset({pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY})
-# In the same process, a forgotten connection must not be closed: that would tell the server.
-_forgotten: list[PostgresConnection] = []
 
 
 class PostgresRefused(sql.SqlRefused):
@@ -76,14 +71,21 @@ class PostgresAddress(NamedTuple):
         return f"PostgresAddress({self.display!r})"
 
 
-class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
-    """One connection over libpq. Used by one caller at a time."""
+class Prepare(NamedTuple):
+    """A request that prepares a statement on the server under its name."""
 
-    __slots__ = ("_answer", "isolated", "known", "pgconn", "pid", "pooled", "started")
+    statement: Statement
+
+
+class PostgresConnection(sql.SqlConnection):
+    """One connection over libpq. A request is a statement with its parameters, a ``Prepare``, or a
+    script: several statements without parameters, whose last reply counts."""
 
     def __init__(self, pgconn: pq.abc.PGconn, server: str) -> None:
-        super().__init__(pgconn.socket, server)
-        self.pgconn = pgconn
+        self.pgconn, self.server = pgconn, server
+        pgconn.nonblocking = 1
+        self.fd = pgconn.socket
+        self._watch()
         self.pid = pgconn.backend_pid
         """The process id from the login; a pooler invents one."""
         self.started = ""
@@ -95,29 +97,31 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
         for a role whose default is not read committed."""
         self.known: frozenset[bytes] = frozenset()
         """The names of the statements that are prepared here."""
+        self._pending = False
         self._answer: pq.abc.PGresult | None = None
 
-    def fileno(self) -> int:
-        return self.pgconn.socket
-
-    @property
-    def open(self) -> bool:
-        return self._made_in != 0 and self.pgconn.status == pq.ConnStatus.OK
-
-    def unblock(self) -> None:
-        self.pgconn.nonblocking = 1
-
-    def send(self, request: Request) -> None:
-        statement, parameters = request
+    def send(self, request: AnyRequest) -> None:
         try:
-            if self.isolated and statement.sql.startswith(b"SELECT "):
-                self.pgconn.send_query(self._read_committed(statement.sql, parameters))
-            elif statement.name in self.known:
-                self.pgconn.send_query_prepared(statement.name, parameters)
-            else:
-                self.pgconn.send_query_params(statement.sql, parameters)
+            self._send(request)
+            self._pending = True
+            self.unsent = bool(self.pgconn.flush())
         except PsycopgError as error:
             raise self.dropped(error) from None
+
+    def _send(self, request: AnyRequest) -> None:
+        if isinstance(request, bytes):
+            self.pgconn.send_query(request)
+            return
+        if isinstance(request, Prepare):
+            self.pgconn.send_prepare(*request.statement)
+            return
+        statement, parameters = request
+        if self.isolated and statement.sql.startswith(b"SELECT "):
+            self.pgconn.send_query(self._read_committed(statement.sql, parameters))
+        elif statement.name in self.known:
+            self.pgconn.send_query_prepared(statement.name, parameters)
+        else:
+            self.pgconn.send_query_params(statement.sql, parameters)
 
     def _read_committed(self, sql: bytes, parameters: Parameters) -> bytes:
         """Returns a script, which is one transaction: nothing outlasts it in the pooler's session.
@@ -132,97 +136,82 @@ class PostgresConnection(sql.SqlConnection[Request, pq.abc.PGresult]):
 
     def flush(self) -> bool:
         try:
-            return not self.pgconn.flush()
-        except PsycopgError as error:
-            raise self.broken(str(error)) from None
-
-    def collect(self) -> pq.abc.PGresult | None:
-        pgconn = self.pgconn
-        try:
-            pgconn.consume_input()
+            self.unsent = bool(self.pgconn.flush())
         except PsycopgError as error:
             raise self.dropped(error) from None
+        return not self.unsent
+
+    def collect(self) -> None:
+        try:
+            self.pgconn.consume_input()
+            if not self._pending and self.poll(0):  # the end of a session follows its last message
+                self.pgconn.consume_input()
+            if self.on_push is not None:
+                while (notification := self.pgconn.notifies()) is not None:
+                    self.on_push(notification.extra)
+        except PsycopgError as error:
+            raise self.dropped(error) from None
+
+    def next(self) -> Any:
+        try:
+            return self._next() if self._pending else PENDING
+        except PsycopgError as error:  # another thread has closed it
+            raise self.dropped(error) from None
+
+    def _next(self) -> Any:
+        pgconn = self.pgconn
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                answer, self._answer = self._answer, None
+                answer, self._answer, self._pending = self._answer, None, False
                 if answer is None:
                     raise self.dropped("it ended without an answer")
+                self.usable = not _sqlstate(answer).startswith(_GONE)
                 return answer
             if self._answer is None or self._answer.status in _ROWS:
                 self._answer = result
-        return None
+        return PENDING
 
-    def reply_started(self) -> bool:
-        """Always False: libpq does not say whether an answer has started to arrive."""
-        return False
-
-    def request(self, request: Request, until: float) -> pq.abc.PGresult:
-        return self.checked(super().request(request, until))
-
-    def script(self, sql: bytes, until: float) -> pq.abc.PGresult:
-        """Sends several statements without parameters in one request; returns the last answer."""
-        return self._execute(lambda: self.pgconn.send_query(sql), until)
-
-    def prepare(self, statement: Statement, until: float) -> None:
-        """Prepares a statement on the server under its name."""
-        self._execute(lambda: self.pgconn.send_prepare(statement.name, statement.sql), until)
-
-    def _execute(self, send: Callable[[], None], until: float) -> pq.abc.PGresult:
-        try:
-            send()
-            answer = self.receive(until)
-            if answer is None:
-                raise self.broken("no answer in time")
-        except PsycopgError as error:
-            raise self.dropped(error) from None
-        except BaseException:
-            self.close()
-            raise
-        return self.checked(answer)
-
-    def checked(self, answer: pq.abc.PGresult) -> pq.abc.PGresult:
-        """Returns the answer; raises ``PostgresRefused`` if it is an error."""
-        if answer.status in _ROWS:
-            return answer
-        state = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        text = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(
-            errors="replace"
-        ) or answer.get_error_message()
-        if state.startswith(_GONE):
-            self.close()
-        raise PostgresRefused(f"{self.server} refused: {text} ({state})", state)
+    def checked(self, reply: pq.abc.PGresult) -> pq.abc.PGresult:
+        """Returns the reply; raises ``PostgresRefused`` if it is an error."""
+        return checked(reply, self.server)
 
     for_caller = checked
 
-    def is_alive(self) -> bool:
-        """Reads the input first: it may also be a notice or a changed setting."""
-        if not self.has_input():
-            return True
-        try:
-            self.pgconn.consume_input()
-        except PsycopgError:
-            self.close()
-        return self.open and not self.has_input()
-
     def close(self) -> None:
-        if self._made_in:
+        self.fd = -1
+        self.pgconn.finish()
+
+    def forget(self, *, keep_number: bool = False) -> None:
+        if self.fd < 0:
+            return
+        number, self.fd = self.fd, -1
+        # First: what ``finish`` says to the server would end the parent's session.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, number)
+        os.close(nothing)
+        if not keep_number:
             self.pgconn.finish()
 
-    def sever(self) -> None:
-        if self.open:
-            with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
 
-    def forget(self) -> None:
-        if not self.open:
-            return
-        made_in, self._made_in = self._made_in, 0
-        if os.getpid() != made_in:
-            os.close(self.pgconn.socket)  # psycopg never closes another process's connection
-        _forgotten.append(self)
+def checked(reply: pq.abc.PGresult, server: str) -> pq.abc.PGresult:
+    """Returns the reply; raises ``PostgresRefused`` if it is an error."""
+    if reply.status in _ROWS:
+        return reply
+    state = _sqlstate(reply)
+    text = (reply.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(
+        errors="replace"
+    ) or reply.get_error_message()
+    raise PostgresRefused(f"{server} refused: {text} ({state})", state)
 
 
+def _sqlstate(reply: pq.abc.PGresult) -> str:
+    """Returns the error code of a reply; empty if it is no error."""
+    return (reply.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+
+
+AnyRequest = Request | Prepare | bytes
+Greet = Callable[[sql.Opening[PostgresConnection]], Awaitable[None]]
 PostgresSession = sql_session.SqlSession[PostgresConnection]
 PostgresSessions = sql_session.SessionRegistry[PostgresConnection]
 
@@ -232,20 +221,20 @@ def first_value(answer: pq.abc.PGresult) -> bytes:
     return answer.get_value(0, 0) or b""
 
 
-def dial(
-    address: PostgresAddress, until: float, greet: Callable[[PostgresConnection], None]
+async def dial(
+    address: PostgresAddress, world: World, until: float, greet: Greet
 ) -> PostgresConnection:
     """Connects to the first host that answers and for which ``greet`` does not raise."""
     failures = sql.HostFailures(address.display)
-    for parameters in _targets(address, until):
+    for parameters in await _targets(address, world, until):
         host = parameters.get("host", ""), parameters.get("port")
         try:
-            connection = _connect(address, parameters, until)
+            connection = await _connect(address, parameters, world, until)
         except BackendUnavailable as failure:
             failures.add(host, failure)
             continue
         try:
-            greet(connection)
+            await greet(sql.Opening(world, connection, until))
         except BaseException as failure:
             connection.close()
             if not isinstance(failure, BackendUnavailable):
@@ -256,7 +245,7 @@ def dial(
     raise failures.error()
 
 
-def _targets(address: PostgresAddress, until: float) -> list[dict[str, str]]:
+async def _targets(address: PostgresAddress, world: World, until: float) -> list[dict[str, str]]:
     """Returns one set of libpq's parameters per IP address. Host names are resolved here: libpq
     would block all other threads during that, without a time limit."""
     targets: list[dict[str, str]] = []
@@ -268,7 +257,7 @@ def _targets(address: PostgresAddress, until: float) -> list[dict[str, str]]:
             targets.append(base | ({"host": host} if host else {}))
             continue
         try:
-            found = look_up(host, port or 5432, until)
+            found = await world.resolve(host, port or 5432, until)
         except OSError as error:
             if host == address.hosts[-1][0] and not targets:
                 raise BackendUnavailable(f"{address.display}: {host}: {error.strerror}") from None
@@ -277,31 +266,32 @@ def _targets(address: PostgresAddress, until: float) -> list[dict[str, str]]:
     return targets
 
 
-def _connect(
-    address: PostgresAddress, parameters: dict[str, str], until: float
+async def _connect(
+    address: PostgresAddress, parameters: dict[str, str], world: World, until: float
 ) -> PostgresConnection:
+    pgconn: pq.abc.PGconn | None = None
     try:
         pgconn = pq.PGconn.connect_start(make_conninfo("", **parameters).encode())
-        _finish_login(pgconn, address, until)
-    except PsycopgError as error:
-        raise _login_error(address, str(error)) from None
-    return PostgresConnection(pgconn, address.display)
+        await _finish_login(pgconn, address, world, until)
+        return PostgresConnection(pgconn, address.display)
+    except BaseException as error:
+        if pgconn is not None:
+            pgconn.finish()
+        if isinstance(error, PsycopgError):
+            raise _login_error(address, str(error)) from None
+        raise
 
 
-def _finish_login(pgconn: pq.abc.PGconn, address: PostgresAddress, until: float) -> None:
+async def _finish_login(
+    pgconn: pq.abc.PGconn, address: PostgresAddress, world: World, until: float
+) -> None:
     step = pq.PollingStatus.WRITING
     while step != pq.PollingStatus.OK:
         if step == pq.PollingStatus.FAILED or pgconn.status == pq.ConnStatus.BAD:
-            cause = pgconn.get_error_message()
-            pgconn.finish()
-            raise _login_error(address, cause)
-        poll = select.poll()
-        poll.register(
-            pgconn.socket, select.POLLOUT if step == pq.PollingStatus.WRITING else select.POLLIN
-        )
-        left = until - now()
-        if left <= 0 or not poll.poll(left * 1000 + 1):
-            pgconn.finish()
+            raise _login_error(address, pgconn.get_error_message())
+        wish = WRITE if step == pq.PollingStatus.WRITING else READ
+        # Its descriptor may be another one after each step.
+        if now() >= until or not await world.ready({pgconn.socket: wish}, until):
             raise BackendUnavailable(f"{address.display} did not answer the login in time")
         step = pq.PollingStatus(pgconn.connect_poll())
 

@@ -17,6 +17,7 @@ from holdfast.claim import (
     Claim,
     Grant,
     Holder,
+    Label,
     LockInfo,
     Mode,
     Record,
@@ -145,7 +146,7 @@ def _waiter(label: object, mode: object, since: object, behind: object) -> Waite
     return Waiter(*_label(label), Mode(str(mode)), _finite(since), _whole(behind))
 
 
-def _label(label: object) -> tuple[str, int, str, str]:
+def _label(label: object) -> Label:
     return read_label(label if isinstance(label, str) else "")
 
 

@@ -1,10 +1,8 @@
 """The advisory store: a hold is a session that has the advisory lock of the name's key.
 
-A claim that does not fit sends the request that waits for the key and then takes a token. Its
-answer is read when it arrives: the queue is the server's own. The session's
-``idle_session_timeout`` is the ttl, and every renewal restarts it. It runs from the moment of the
-grant, which may be as early as the request: a grant that may be old is renewed before ``attempt``
-returns it.
+A claim that does not fit sends the request that waits for the key and then takes a token: the queue
+is the server's own. The session's ``idle_session_timeout`` is the ttl. The rules are in
+``_sql.advisory``.
 
 Waiters for slots queue for one key. The session that has this key is at the head of the queue; a
 release of slots notifies it.
@@ -16,21 +14,17 @@ import json
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from math import inf
 
 from psycopg.pq.abc import PGresult
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Mode, Record
-from holdfast.core.backoff import WATCH_POLL_SECONDS
 from holdfast.core.contract import Finding, Guarantee, Page, Renewal, Runtime, Settings, Waiting
 from holdfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 from holdfast.io.clock import now
-from holdfast.stores._sql.advisory import SessionKeepAlive
-from holdfast.stores._sql.connection import Dial, Dropped, SqlPool, make_pool
-from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES, attempts_until_purge
-from holdfast.stores._sql.session import ended
-from holdfast.stores._sql.session_aio import AsyncSessionDriver
-from holdfast.stores._sql.session_blocking import BlockingSessionDriver, SessionDriver
+from holdfast.io.connection import World
+from holdfast.stores._sql.advisory import RECHECK_SECONDS, AdvisoryBackend
+from holdfast.stores._sql.connection import Dial, SqlPool
+from holdfast.stores._sql.purge import PURGE_EVERY, PURGED_NAMES
 from holdfast.stores.postgres.advisory_sql import base_key
 from holdfast.stores.postgres.connect import PostgresConnector
 from holdfast.stores.postgres.connection import (
@@ -38,6 +32,7 @@ from holdfast.stores.postgres.connection import (
     PostgresRefused,
     PostgresSession,
     PostgresSessions,
+    checked,
     first_value,
 )
 from holdfast.stores.postgres.replies import (
@@ -54,22 +49,10 @@ from holdfast.stores.postgres.schema import (
     Request,
     SharedStatements,
 )
-from holdfast.stores.postgres.wakeups import (
-    make_wakeups,
-    wakeup_key,
-)
+from holdfast.stores.postgres.wakeups import PostgresWakeups, wakeup_key
 from holdfast.url import Url
 
 __all__ = ["PostgresAdvisoryBackend", "PostgresAdvisoryStore"]
-
-RECHECK_SECONDS = 1.0
-"""How often the head of the queue for slots attempts again: a killed holder sends no wake-up."""
-
-ABANDON_POLL_SECONDS = 0.005
-"""How often ``abandon`` checks whether an attempt for the same owner has ended."""
-
-FRESH_SHARE = 0.1
-"""The part of a ttl that may be over when a grant is returned without a renewal."""
 
 _NEVER_RAN = ("57P01", "57P05")
 """The session ended before the server read the request: another session can be used at once."""
@@ -106,26 +89,6 @@ class PostgresAdvisoryStatements(SharedStatements):
         )  # fmt: skip
 
 
-class PostgresSessionKeepAlive(SessionKeepAlive[PostgresConnection, Request, PGresult]):
-    """Renews sessions, which may be idle for their ``idle_session_timeout``."""
-
-    def __init__(
-        self,
-        sessions: PostgresSessions,
-        driver: SessionDriver[Request, PGresult],
-        statements: PostgresAdvisoryStatements,
-        namespace: bytes,
-    ) -> None:
-        super().__init__(sessions, driver)
-        self._statements, self._namespace = statements, namespace
-
-    def touch(self, session: PostgresSession, claim: Claim) -> Request:
-        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
-            return self._statements.touch, ()
-        parameters = (self._namespace, claim.name.encode(), b"%.6f" % claim.ttl)
-        return self._statements.set_ttl, parameters
-
-
 class PostgresAdvisoryStore:
     """Advisory locks: a hold ends with its connection, or when that is idle for its ttl."""
 
@@ -145,17 +108,17 @@ class PostgresAdvisoryStore:
         self._statements = PostgresAdvisoryStatements(self._connector.schema)
         self._sessions = PostgresSessions(settings.connections)
 
-    def _dial(self, by: float) -> PostgresConnection:
-        return self._connector.open((), by)
+    async def _dial(self, world: World, until: float) -> PostgresConnection:
+        return await self._connector.open((), world, until)
 
-    def _dial_session(self, by: float) -> PostgresConnection:
-        return self._connector.open_session(self._statements.prepared, by)
+    async def _dial_session(self, world: World, until: float) -> PostgresConnection:
+        return await self._connector.open_session(self._statements.prepared, world, until)
 
     def backend(self, runtime: Runtime) -> PostgresAdvisoryBackend:
         self._sessions.users += 1
         return PostgresAdvisoryBackend(
             runtime,
-            make_pool(runtime, self._dial, self._settings, self.display),
+            SqlPool(runtime, self._dial, self._settings, self.display, checked),
             self._connector,
             self._dial_session,
             self._sessions,
@@ -165,8 +128,10 @@ class PostgresAdvisoryStore:
         )
 
 
-class PostgresAdvisoryBackend:
+class PostgresAdvisoryBackend(AdvisoryBackend[PostgresConnection]):
     """Admits claims by the server's own advisory locks."""
+
+    pool: SqlPool[Request, PGresult]
 
     def __init__(
         self,
@@ -179,78 +144,29 @@ class PostgresAdvisoryBackend:
         settings: Settings,
         display: str,
     ) -> None:
-        self.runtime, self.pool, self.display = runtime, pool, display
-        self.namespace = settings.namespace.encode()
-        self.statements, self.sessions = statements, sessions
-        self.driver: SessionDriver[Request, PGresult] = (
-            BlockingSessionDriver() if runtime.blocking else AsyncSessionDriver()
-        )
-        self._name, self._dial, self._seconds = settings.namespace, dial, settings.request_seconds
+        super().__init__(runtime, pool, sessions, dial, settings.request_seconds)
+        self.display, self.statements = display, statements
+        self.namespace, self._name = settings.namespace.encode(), settings.namespace
         channel = f"holdfast_{secrets.token_hex(8)}"
         self.channel = channel.encode()
         self._connector = connector
-        self.wakeups = make_wakeups(runtime, connector.listen, channel, settings.request_seconds)
-        self._keep_alive = PostgresSessionKeepAlive(
-            sessions, self.driver, statements, self.namespace
-        )
-        self._until_purge = attempts_until_purge()
+        self.wakeups = PostgresWakeups(runtime, connector, channel, settings.request_seconds)
         self._behind: dict[int, int] = {}
         """By process id: the stored number of waiters behind each waiting session."""
-        self._nudged: set[str] = set()
-        """Owners that were nudged before they had a session to wait on."""
-        self._closed = False
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
     ) -> Grant | Busy:
-        # Two attempts of one claim at the same time would use one session: only one of them runs.
-        attempting, mark = self.sessions.attempting, object()
-        if attempting.setdefault(claim.owner, mark) is not mark:
-            return Busy(0, RECHECK_SECONDS)
         try:
-            return await self._attempt(claim, join, inf if until is None else until)
+            return await super().attempt(claim, join=join, until=until)
         except PostgresRefused as error:
             raise as_error(claim.name, self.display, error) from None
-        finally:
-            del attempting[claim.owner]
-            session = self.sessions.by_owner.get(claim.owner)
-            if session is not None:
-                session.until = inf
 
-    async def _attempt(self, claim: Claim, join: bool, until: float) -> Grant | Busy:
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is not None:
-            session.until = until
-            result = await self._continue(session, claim)
-            if result is not None:
-                return result
-        if claim.owner in self.sessions.unknown:
-            await self._end_unknown(claim.owner, until)
-        self._until_purge -= 1
-        session = self.sessions.borrow()
-        if session is not None:
-            session.until = until
-            try:
-                return await self._begin(session, claim, join)
-            except PostgresRefused as error:
-                if error.sqlstate not in _NEVER_RAN:
-                    raise
-                self.sessions.unknown.pop(claim.owner, None)
-        session = await self.driver.open(self._dial, min(until, now() + self._seconds))
-        session.until = until
-        return await self._begin(session, claim, join)
-
-    async def _begin(self, session: PostgresSession, claim: Claim, join: bool) -> Grant | Busy:
-        """Sends the first request for a claim, on a session that holds nothing."""
-        self.sessions.by_owner[claim.owner] = session
-        result = await self._take(session, claim, join=join)
-        if isinstance(result, Busy):
-            if join:
-                self._enqueue(session, claim)
-            else:
-                del self.sessions.by_owner[claim.owner]
-                self.sessions.give_back(session)
-        return result
+    async def _had_ended(self, owner: str, error: BackendUnavailable, until: float) -> bool:
+        if not isinstance(error, PostgresRefused) or error.sqlstate not in _NEVER_RAN:
+            return False
+        self.sessions.unknown.pop(owner, None)
+        return True
 
     async def _take(self, session: PostgresSession, claim: Claim, *, join: bool) -> Grant | Busy:
         """Takes the name if it is free. Also retries slots for the head of their queue."""
@@ -289,89 +205,61 @@ class PostgresAdvisoryBackend:
     def _key(self, claim: Claim) -> bytes:
         return b"%d" % base_key(self._name, claim.name)
 
-    async def _request(self, session: PostgresSession, request: Request) -> PGresult:
-        by = min(session.until, now() + self._seconds)
-        return await self.driver.request(session, request, by)
-
     def _enqueue(self, session: PostgresSession, claim: Claim) -> None:
-        """Sends the request that waits for the key. A later ``attempt`` reads its answer."""
         session.queued_at = now()
         statement, parameters = self.statements.wait_take, self._parameters(claim)
         if claim.mode is Mode.SLOTS:
             queue_key = base_key(self._name, claim.name) + 2
             statement, parameters = self.statements.wait, (b"%d" % queue_key,)
-        try:
-            session.connection.send((statement, parameters))
-        except BackendUnavailable:
-            self.sessions.lose(claim.owner, session)
-            raise
-        session.pending = True
+        self._send(session, claim, (statement, parameters))
 
-    async def _continue(self, session: PostgresSession, claim: Claim) -> Grant | Busy | None:
-        """Returns the result of a claim that has a session already; None if its session broke."""
-        if session.grant is not None:
-            renewal = await self.renew([session.grant], [], until=session.until)
-            if renewal.unknown:
-                raise BackendUnavailable(renewal.unknown[claim.owner])
-            return None if renewal.lost else session.grant
+    async def _resume(self, session: PostgresSession, claim: Claim) -> Grant | Busy | None:
         if not session.at_head:
             try:
-                answer = await self.driver.collect_pending(session, now())
+                by = min(session.until, now() + self._seconds)
+                answer = await self.driver.collect_pending(session, by)
             except BackendUnavailable:
                 self.sessions.lose(claim.owner, session)
                 return None
             if answer is None:
                 return Busy(0)
             if claim.mode is not Mode.SLOTS:
-                return await self._admitted(session, claim, answer)
+                return await self._read_grant(session, claim, answer)
             session.at_head = True
         generation = self.wakeups.generation
         result = await self._take(session, claim, join=True)
         return Busy(0, RECHECK_SECONDS, generation) if isinstance(result, Busy) else result
 
-    async def _admitted(
+    async def _read_grant(
         self, session: PostgresSession, claim: Claim, answer: PGresult
     ) -> Grant | Busy | None:
-        """Returns the grant of a claim that has waited for the key; renews a grant that is old."""
         try:
             grant = self._read(claim, answer)
         except BaseException:
             self.sessions.lose(claim.owner, session)
             raise
-        if isinstance(grant, Busy):
-            return grant
-        session.grant = grant
-        old = now() - session.queued_at > FRESH_SHARE * claim.ttl
-        if old or ended([session]):  # it may have been broken before its answer was read
-            return await self._continue(session, claim)
-        return grant._replace(since=session.queued_at)
+        return grant if isinstance(grant, Busy) else await self._admitted(session, claim, grant)
 
-    async def _end_unknown(self, owner: str, until: float = inf) -> None:
-        async def end(connection: PostgresConnection) -> None:
-            parameters = (b"%d" % connection.pid, connection.started.encode())
-            await self.pool.request((self.statements.end, parameters), until=until)
+    async def _end_session(self, connection: PostgresConnection, until: float) -> None:
+        parameters = (b"%d" % connection.pid, connection.started.encode())
+        await self.pool.request((self.statements.end, parameters), until=until)
 
-        await self.sessions.end_unknown(owner, end)
-
-    async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        if claim.owner in self._nudged:
-            self._nudged.discard(claim.owner)
-            return
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is None:
-            return
+    async def _wait(self, session: PostgresSession, claim: Claim, busy: Busy, until: float) -> None:
         if session.at_head:
-            await self.wakeups.wait(wakeup_key(claim.owner).decode(), until, busy.ref)
+            await self.wakeups.wait_for(wakeup_key(claim.owner).decode(), until, busy.ref)
         elif session.pending:
             await self.driver.wait_for_reply(session, until)
 
     def nudge(self, claim: Claim) -> None:
-        session = self.sessions.by_owner.get(claim.owner)
-        if session is not None:
-            session.nudge()
+        super().nudge(claim)
+        if claim.owner in self.sessions.by_owner:
             self.wakeups.wake(wakeup_key(claim.owner).decode())
-        elif claim.owner in self.sessions.attempting:
-            self._nudged.add(claim.owner)
+
+    def _touch(self, session: PostgresSession, claim: Claim) -> Request:
+        if session.grant is not None and session.grant.claim.ttl == claim.ttl:
+            return self.statements.touch, ()
+        parameters = (self.namespace, claim.name.encode(), b"%.6f" % claim.ttl)
+        return self.statements.set_ttl, parameters
 
     async def renew(
         self,
@@ -381,19 +269,13 @@ class PostgresAdvisoryBackend:
         until: float,
         shorten: bool = False,
     ) -> Renewal:
-        until = min(until, now() + self._seconds)
-        lost, unknown = await self._keep_alive.renew(grants, until, shorten)
+        lost, unknown = await self._renew_sessions(grants, until, shorten)
         by_owner = self.sessions.by_owner
         waiting = {w.claim.owner: by_owner.get(w.claim.owner) for w in waits}
         alive = {o: s for o, s in waiting.items() if s is not None and s.connection.open}
         await self._note_behind([(alive[c.owner], n) for c, n in waits if c.owner in alive], until)
-        if self._until_purge <= 0:
-            await self._purge(until)
+        await self._purge(until)
         return Renewal(lost, unknown, frozenset(waiting) - frozenset(alive))
-
-    def glance(self, grants: Sequence[Grant]) -> dict[str, str]:
-        """Returns the owners whose session has ended, with a reason. Reads sockets only."""
-        return self._keep_alive.glance(grants)
 
     async def _note_behind(self, waits: list[tuple[PostgresSession, int]], until: float) -> None:
         """Stores how many waiters of its client are behind each waiting session, for people."""
@@ -405,31 +287,15 @@ class PostgresAdvisoryBackend:
         self._behind = behind
 
     async def release(self, grant: Grant) -> bool | None:
-        owner = grant.claim.owner
-        session = self.sessions.by_owner.get(owner)
-        if session is None or session.grant is None:
-            return False
-        del self.sessions.by_owner[owner]
-        gone = bool(ended([session]))
         try:
-            answer = await self._request(session, self._release_request(session.grant))
-        except Dropped:
-            self.sessions.lose(owner, session)
-            await self._end_unknown(owner)
-            return False if gone else None  # it may have run before the connection was cut
-        except BaseException as error:
-            self.sessions.lose(owner, session)
-            if isinstance(error, PostgresRefused) and error.sqlstate.startswith("57P"):
+            return await super().release(grant)
+        except PostgresRefused as error:
+            if error.sqlstate.startswith("57P"):
                 return False  # the server had ended the session
             raise
-        ours = first_value(answer) == b"t"
-        if ours:
-            self.sessions.give_back(session)
-        else:
-            session.connection.close()
-        if self._until_purge <= 0:
-            await self._purge()
-        return ours
+
+    async def _release(self, session: PostgresSession, grant: Grant) -> bool:
+        return first_value(await self._request(session, self._release_request(grant))) == b"t"
 
     def _release_request(self, grant: Grant) -> Request:
         claim, key, token = grant.claim, self._key(grant.claim), b"%d" % grant.token
@@ -441,28 +307,12 @@ class PostgresAdvisoryBackend:
         return self.statements.free_slots, (self.namespace, claim.name.encode(), key, slots, token)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
-        by = now() + self._seconds
-        if until is not None:
-            by = min(by, until)
-        while claim.owner in self.sessions.attempting and now() < by:
-            await self.runtime.sleep(ABANDON_POLL_SECONDS)  # after the attempt that is running
-        self._nudged.discard(claim.owner)
-        session = self.sessions.by_owner.pop(claim.owner, None)
-        if session is not None:
-            try:
-                session.until = by
-                await self._leave(session)
-            except BackendUnavailable:
-                self.sessions.lose(claim.owner, session)
-            except BaseException:
-                self.sessions.lose(claim.owner, session)
-                raise
-        self.wakeups.discard(wakeup_key(claim.owner).decode())
-        if claim.owner in self.sessions.unknown:
-            await self._end_unknown(claim.owner, by)
+        try:
+            await super().abandon(claim, until=until)
+        finally:
+            self.wakeups.discard(wakeup_key(claim.owner).decode())
 
-    async def _leave(self, session: PostgresSession) -> None:
-        """Ends what a session holds or waits for, and keeps the session."""
+    async def _leave(self, session: PostgresSession, claim: Claim) -> None:
         if session.grant is not None and session.grant.claim.mode is Mode.SLOTS:
             # This request notifies the next waiter; ``leave`` does not.
             await self._request(session, self._release_request(session.grant))
@@ -473,7 +323,9 @@ class PostgresAdvisoryBackend:
         self.sessions.give_back(session)
 
     async def _purge(self, until: float | None = None) -> None:
-        """Drops idle names, in a bounded step. A failed step is repeated later."""
+        """A failed step is repeated later."""
+        if self._until_purge > 0:
+            return
         self._until_purge = PURGE_EVERY
         parameters = (self.namespace, b"%d" % PURGED_NAMES)
         with suppress(BackendUnavailable):
@@ -523,26 +375,15 @@ class PostgresAdvisoryBackend:
         request = self.statements.recall, (self.namespace, name.encode())
         return read_record(await self._request_any(name, request), name, self.display)
 
-    async def watch(self, name: str, seen: int | None, until: float) -> None:
-        pause = min(until - self.runtime.now(), self.runtime.between(*WATCH_POLL_SECONDS))
-        await self.runtime.sleep(max(0.0, pause))
-
     async def probe(self) -> list[Finding]:
         ttl = "the server ends a session that was idle for its ttl (idle_session_timeout)"
         seen, stored = await self._connector.examine(self.runtime)
         return [*findings(seen, self.wakeups.finding), Finding("ttl", ttl), *stored]
 
     def forget(self) -> None:
-        self._until_purge = attempts_until_purge()
-        self.sessions.forget()
-        self.driver.forget()
-        self.pool.forget()
+        super().forget()
         self.wakeups.forget()
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.sessions.remove_user()
-            self.driver.close()
+        await super().close()
         self.wakeups.close()
-        await self.pool.close()

@@ -1,8 +1,8 @@
 """Opens connections to a Redis server: socket, TLS, login, first command; and subscriptions.
 
-Only what is needed is sent: AUTH if there is a login, SELECT if the database is not 0, CLIENT
-SETNAME if a name was given, which a server may refuse. They are sent at once, with the first
-command, in one round trip. There is no HELLO: RESP 2 is what every server speaks first.
+Only what is needed is sent: AUTH if there is a login, SELECT if the database is not 0, and CLIENT
+SETNAME, which a server may refuse. They are sent at once, with the first command, in one round
+trip. There is no HELLO: RESP 2 is what every server speaks first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.io import blocking
-from holdfast.io.blocking import AwaitedPool
+from holdfast.io.blocking import new_pool
 from holdfast.io.clock import now
 from holdfast.io.connection import Broken, World, exchange, open_socket, open_unix
 from holdfast.io.resp import RedisRefused, RespConnection, pack
@@ -59,20 +59,22 @@ class RedisEndpoint:
             raise unreachable(self.address, error, seconds) from error
 
     async def _open(self, world: World, until: float) -> RespConnection:
-        options = self.access.options
-        name = options.get("client_name", "")
+        access = self.access
+        name = access.client_name
         try:
             return await self._log_in(world, name, until)
         except _LoginRefused:
             # The credentials may have expired: the provider is asked once more.
-            if "credential_provider" not in options:
+            if "credential_provider" not in access.options:
                 raise
+            return await self._log_in(world, name, until)
         except Broken as error:
-            # A proxy that closes the connection because it does not know the command.
+            # Perhaps a proxy that closes the connection because it does not know the command.
             if not name or not error.closed:
                 raise
-            name = ""
-        return await self._log_in(world, name, until)
+        connection = await self._log_in(world, "", until)
+        access.client_name = ""  # later connections need not find that out again
+        return connection
 
     async def _log_in(self, world: World, name: str, until: float) -> RespConnection:
         connection = RespConnection(await self._connect(world, until))
@@ -173,11 +175,7 @@ class Connector:
 
     def pool(self, address: NodeAddress, greeting: Greeting | None) -> Any:
         endpoint = RedisEndpoint(self.access, address, greeting)
-        if self.blocking:
-            return AwaitedPool(endpoint, self.connections)
-        from holdfast.io.aio import AsyncPool
-
-        return AsyncPool(endpoint, self.connections)
+        return new_pool(endpoint, self.connections, blocking=self.blocking)
 
     async def once(
         self, access: Access, address: NodeAddress, *commands: bytes, until: float | None = None

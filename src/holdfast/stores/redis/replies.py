@@ -267,7 +267,7 @@ def unreachable(address: NodeAddress, error: OSError, seconds: float) -> RedisCo
         return RedisConnectionBroken(
             f"redis at {address} did not answer within {shown(seconds)}", closed=False
         )
-    what = str(error) or type(error).__name__
+    what = str(error.strerror or error) or type(error).__name__
     if isinstance(error, AllBusy):
         return RedisConnectionBroken(f"redis at {address}: {what}", closed=False)
     if isinstance(error, NotResp):

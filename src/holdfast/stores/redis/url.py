@@ -17,6 +17,8 @@ from holdfast.url import Url
 __all__ = ["Access", "Greeting", "NodeAddress", "RedisOptions", "access_options", "read_options"]
 
 PORT, SENTINEL_PORT = 6379, 26379
+CLIENT_NAME = "holdfast"
+"""What CLIENT LIST shows if the URL, or the user's client, gives no name."""
 _BEHAVIOUR = ("loss_protection", "max_ttl", "replicas", "allow_eviction", "interop")
 _ACCESS = ("db", "tls", "client_name", "sentinel_username", "sentinel_password")
 _TLS = (
@@ -78,6 +80,8 @@ class Access:
         self.options = options
         """By the names that redis-py gives them."""
         self.request_seconds = request_seconds
+        self.client_name: str = options.get("client_name", CLIENT_NAME)
+        """For CLIENT SETNAME; empty if nothing is to be sent."""
         self._context: tuple[list[float], ssl.SSLContext] | None = None
         if tls:
             _check_tls(options)

@@ -33,7 +33,13 @@ from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redlock.broadcast_aio import AsyncBroadcast
 from holdfast.stores.redlock.broadcast_blocking import BlockingBroadcast
 from holdfast.stores.redlock.inspect import findings, has_entry, read_cursor, read_lock_info
-from holdfast.stores.redlock.nodes import INFO, Nodes, Round, RoundRequest
+from holdfast.stores.redlock.nodes import (
+    INFO,
+    OPERATOR_STRAGGLER_SECONDS,
+    Nodes,
+    Round,
+    RoundRequest,
+)
 from holdfast.stores.redlock.scripts import RUN_KEY, RedlockKeys, RedlockScripts
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
@@ -497,7 +503,12 @@ class RedlockBackend:
         Raises ``BackendUnavailable`` if one node does not confirm it."""
         script = self._scripts.begin
         packed = self._packed(script, "")
-        request = RoundRequest([packed], lambda at: script.in_full(packed), wait_for_all)
+        request = RoundRequest(
+            [packed],
+            lambda at: script.in_full(packed),
+            wait_for_all,
+            straggler=OPERATOR_STRAGGLER_SECONDS,
+        )
         round_: Round = await self._broadcast.call(request)
         marked = [
             node.address
@@ -604,7 +615,12 @@ class RedlockBackend:
 
     async def probe(self) -> list[Finding]:
         commands = [INFO, pack("HMGET", RUN_KEY, "mark", "marked")]
-        request = RoundRequest(commands, commands.__getitem__, lambda answers: False)
+        request = RoundRequest(
+            commands,
+            commands.__getitem__,
+            wait_for_all,
+            straggler=OPERATOR_STRAGGLER_SECONDS,
+        )
         round_: Round = await self._broadcast.call(request)
         if sum(type(answer) is list for answer in round_.answers) < self._quorum:
             raise self._nodes.unavailable(round_.answers)

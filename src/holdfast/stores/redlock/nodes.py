@@ -33,6 +33,9 @@ __all__ = [
 
 STRAGGLER_SECONDS = 0.1
 """How long a round waits for the other nodes after a quorum has answered without a decision."""
+OPERATOR_STRAGGLER_SECONDS = 2.0
+"""The same for what an operator asks of every node, where no decision ends the round: a node that
+answers slowly must not be reported as one that does not answer."""
 UNRESPONSIVE_SECONDS = 1.0
 """A node with a reply pending for longer counts as down, and its connection is closed."""
 CONNECT_SECONDS = 1.0
@@ -190,7 +193,8 @@ class Nodes:
         for node, answer in zip(self.members, answers, strict=True):
             final += _refuses_for_good(node, answer)
             if isinstance(answer, Exception):
-                causes.append(f"{node.address}: {answer}")
+                known = str(node.address) in str(answer)
+                causes.append(str(answer) if known else f"{node.address}: {answer}")
             elif type(answer) is list and isinstance(answer[0], RedisRefused):
                 causes.append(f"{node.address} refuses: {answer[0]}")
             elif answer is None:
@@ -217,7 +221,16 @@ class RoundRequest:
     ``in_full`` returns a command with the text of its script, for a node that does not know it.
     """
 
-    __slots__ = ("commands", "enough", "follow", "in_full", "keep_for", "only", "packed")
+    __slots__ = (
+        "commands",
+        "enough",
+        "follow",
+        "in_full",
+        "keep_for",
+        "only",
+        "packed",
+        "straggler",
+    )
 
     def __init__(
         self,
@@ -227,6 +240,7 @@ class RoundRequest:
         only: Sequence[int] | None = None,
         follow: Callable[[list[Any]], tuple[bytes, Sequence[int]] | None] | None = None,
         keep_for: Collection[int] = (),
+        straggler: float = STRAGGLER_SECONDS,
     ) -> None:
         self.commands, self.in_full, self.enough, self.only = commands, in_full, enough, only
         self.follow = follow
@@ -235,6 +249,8 @@ class RoundRequest:
         self.keep_for = keep_for
         """The nodes that must run the request, if not now, then later: those that do not answer it
         get it with their next connection."""
+        self.straggler = straggler
+        """How long the round waits for the other nodes after a quorum has answered."""
         self.packed = commands[0] if len(commands) == 1 else b"".join(commands)
 
 
@@ -312,4 +328,4 @@ class Round:
             return deadline
         if self.waiting <= self.slow:
             return 0.0
-        return min(deadline, now() + STRAGGLER_SECONDS)
+        return min(deadline, now() + self.request.straggler)

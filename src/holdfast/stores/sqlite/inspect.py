@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from holdfast.claim import Holder, LockInfo, Mode, Record, Waiter, check_name, read_label
+from holdfast.claim import Holder, Label, LockInfo, Mode, Record, Waiter, check_name, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import InvalidName
 from holdfast.stores.sqlite import row as read
@@ -65,7 +65,7 @@ def _lock_info(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> LockI
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
 
-def _label(label: object) -> tuple[str, int, str, str]:
+def _label(label: object) -> Label:
     return read_label(label if isinstance(label, str) else "")
 
 

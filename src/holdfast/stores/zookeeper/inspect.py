@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
+from holdfast.claim import Holder, Label, LockInfo, Mode, Waiter, read_label
 from holdfast.core.contract import Finding
 from holdfast.errors import Incompatible
 from holdfast.stores.zookeeper.client.packets import Listing, Read, Stat
@@ -65,9 +65,7 @@ def _lock_info(name: str, queue: NodeQueue, reads: Sequence[Read], where: str) -
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
 
-def _holder(
-    label: tuple[str, int, str, str], queued: QueuedNode, data: NodeData, stat: Stat
-) -> Holder:
+def _holder(label: Label, queued: QueuedNode, data: NodeData, stat: Stat) -> Holder:
     since = stat.mtime if queued.mode is Mode.SLOTS else stat.ctime
     token = token_of(queued.mode, data, stat)
     # Servers don't show when they last received a heartbeat: the whole ttl is the upper bound.

@@ -264,7 +264,8 @@ class ZooKeeperSession:
             except OSError as error:
                 # A try that the caller's deadline has cut short tells less than those before it.
                 if not self._trouble or not isinstance(error, TimeoutError) or now() < until:
-                    text = "it did not answer in time" if isinstance(error, TimeoutError) else error
+                    late = isinstance(error, TimeoutError)
+                    text = "it did not answer in time" if late else error.strerror or error
                     self._trouble = f"{host}:{port}: {text}"
                 self._hosts.rotate(-1)
             if now() >= until:

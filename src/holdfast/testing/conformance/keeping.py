@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.core.contract import Guarantee
 from holdfast.core.hold import grace_seconds
 from holdfast.errors import LockLost
 from holdfast.io.clock import now
@@ -286,6 +287,22 @@ async def a_broken_hold_is_told(bench: Bench) -> None:
     assert await lease.release() is False
     assert taken.held
     assert await taken.release() is True
+
+
+@conformance.rule(Guarantee.RECORDS)
+async def a_broken_hold_is_told_why(bench: Bench) -> None:
+    """The reason of ``break_lock`` reaches the holder, by a renewal as by a release."""
+    ours, theirs = bench.client(), bench.client()
+    for extends in (True, False):
+        lease = await ours.lock("name").acquire()
+        assert lease is not None
+        assert await theirs.break_lock("name", reason="it hangs\n") == lease.token
+        if extends:
+            with raises(LockLost):
+                await lease.extend()
+        assert await lease.release() is False
+        assert lease.reason.startswith("it was broken by ")
+        assert lease.reason.endswith(r": it hangs\n")
 
 
 @conformance.rule()

@@ -74,6 +74,11 @@ async def tokens_of_a_slot_grow_in_the_order_of_its_holds(bench: Bench) -> None:
             assert grant.token > highest.get(slot, 0), f"slot {slot} was held with a higher token"
             highest[slot] = grant.token
 
+    async def use(peer: Peer, claim: Claim) -> None:
+        grant = await peer.get(claim, ACROSS)
+        enter(grant)
+        assert await peer.release(grant)
+
     for _ in range(3):
         pair = await ours.take(_slots(bench, limit=2, weight=2))
         enter(pair)
@@ -84,10 +89,8 @@ async def tokens_of_a_slot_grow_in_the_order_of_its_holds(bench: Bench) -> None:
         turns = [(first, early), (second, late)]
         if isinstance(await second.attempt(late), Grant):  # both fit, and nobody has to come first
             turns.reverse()
-        for peer, claim in turns:
-            grant = await peer.get(claim, ACROSS)
-            enter(grant)
-            assert await peer.release(grant)
+        # At the same time: without FIFO the second one may be the first in the store's queue.
+        await asyncio.gather(*(use(peer, claim) for peer, claim in turns))
 
 
 @contract.rule(SLOTS)
