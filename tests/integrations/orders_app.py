@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, Query
+from pydantic import AliasChoices
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
@@ -66,6 +67,39 @@ def show_def(order_id: str, lease: Annotated[AsyncLease, locked("def:{order_id}"
 
 @app.get("/search")
 async def search(order_id: int, lease: Annotated[AsyncLease, locked("order:{order_id}")]) -> str:
+    return lease.name
+
+
+@app.get("/report")
+async def report(
+    lease: Annotated[AsyncLease, locked("report:{kind}:{part}")],
+    kind: Annotated[str, Query(max_length=9)] = "daily",
+    part: int = Query(1),
+) -> str:
+    return lease.name
+
+
+@app.get("/renamed")
+async def renamed(
+    lease: Annotated[AsyncLease, locked("report:{kind}")],
+    kind: Annotated[str, Query(alias="k")] = "daily",
+) -> str:
+    return lease.name
+
+
+@app.get("/chosen")
+async def chosen(
+    lease: Annotated[AsyncLease, locked("report:{kind}")],
+    kind: Annotated[str, Query(validation_alias=AliasChoices("k", "sort"))] = "daily",
+) -> str:
+    return lease.name
+
+
+@app.get("/by-header")
+async def by_a_header(
+    lease: Annotated[AsyncLease, locked("report:{kind}")],
+    kind: Annotated[str, Header()] = "daily",
+) -> str:
     return lease.name
 
 

@@ -59,9 +59,7 @@ async def stream(request: Request) -> StreamingResponse:
 @app.post("/{what}")
 @app.patch("/{what}")
 async def do(what: str, request: Request) -> Response:
-    fence = (
-        fencing.http.fence_of(request) if PROTECTED and "holdfast.fence" in request.scope else None
-    )
+    fence = fencing.http.fence_of(request) if PROTECTED else None
     answer = await run_in_threadpool(pay, what, await request.body(), fence)
     response = Response(answer.body, answer.status)
     for name, value in answer.headers:

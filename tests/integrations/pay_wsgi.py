@@ -9,7 +9,10 @@ from typing import Any
 import holdfast
 from holdfast import StaleFence, fencing
 from holdfast.integrations.idempotency import WsgiIdempotency
+from holdfast.integrations.problem import problem_of
 from integrations.payments import journal, pay
+
+PROTECTED = os.environ.get("PROTECTED", "1") == "1"
 
 
 def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -22,12 +25,13 @@ def service(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iter
         journal.write("stream")
         start_response("200 OK", [])
         return iter([b"one,", b"two"])
-    fence = fencing.http.fence_of(environ) if "holdfast.fence" in environ else None
+    fence = fencing.http.fence_of(environ) if PROTECTED else None
     try:
         answer = pay(what, body, fence)
     except StaleFence as error:
-        told = fencing.http.problem(error)
-        start_response(f"{told.status} {told.phrase}", list(told.headers))
+        told = problem_of(error)
+        assert told is not None
+        start_response(told.status_line, list(told.headers.items()))
         return [told.body]
     length = ("content-length", str(len(answer.body)))
     start_response(f"{answer.status} Said", [*answer.headers, length])
@@ -44,7 +48,7 @@ def required(environ: Mapping[str, Any]) -> bool:
 
 
 app: Any = service
-if os.environ.get("PROTECTED", "1") == "1":
+if PROTECTED:
     locks = holdfast.connect(namespace=os.environ["NAMESPACE"], ttl=3, patience=2)
     outage: Any = os.environ.get("ON_OUTAGE", "refuse")
     app = WsgiIdempotency(service, locks, caller=caller, required=required, on_outage=outage)

@@ -58,9 +58,10 @@ class Fleet:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.journal = folder, Journal(folder)
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(TESTS)]))
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": path,  # with that of the mutants, whose code is a copy
             "JOURNAL": str(self.journal.path),
             **environment,
         }

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.combining import OrTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 import holdfast
+import holdfast.integrations.apscheduler
 from holdfast.integrations.apscheduler import Once
 from integrations.processes import HERE, Fleet, Journal, eventually, fleet
 from servers.redis import RedisServer
@@ -28,6 +36,7 @@ from servers.registry import Servers
 
 PROGRAM = str(HERE / "apscheduler_program.py")
 SECOND = timedelta(seconds=1)
+DAY_SECONDS = 24 * 3600
 
 
 def due_times(journal: Journal, job: str, *what: str) -> list[datetime]:
@@ -203,11 +212,99 @@ def test_a_process_is_paused_past_its_ttl_in_the_middle(servers: Servers, tmp_pa
         assert max(Counter(due_times(journal, "cron", "ran")).values()) == 1, "not exclusive"
 
 
+def test_an_interval_runs_once_however_late_a_process_comes_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interval of a day: the second process comes to it when the hour by which clocks may differ
+    (here 0.1 s) and the grace have passed."""
+    monkeypatch.setattr(holdfast.integrations.apscheduler, "CLOCK_SECONDS", 0.1)
+    begins = datetime.fromtimestamp((time.time() // DAY_SECONDS + 1) * DAY_SECONDS, UTC)
+    ran: list[str] = []
+    with holdfast.connect("memory://") as locks:
+        once = Once(ThreadPoolExecutor(1), locks)
+        scheduler = BackgroundScheduler(executors={"default": once})
+        job = scheduler.add_job(
+            ran.append, "interval", ["ran"], days=1, id="report", misfire_grace_time=1
+        )
+        scheduler.start(paused=True)
+        once.submit_job(job, [begins + timedelta(hours=1)])
+        eventually("the first run", lambda: ran)
+        time.sleep(1.5)  # the grace and 0.1 s
+        once.submit_job(job, [begins + timedelta(hours=hours) for hours in (23, 25)])
+        eventually("the run of the next interval", lambda: len(ran) >= 2)
+        scheduler.shutdown()
+    assert len(ran) == 2
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """For which a job waits; at the latest until the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_thread_whose_lock_is_lost_counts_until_it_ends(release: threading.Event) -> None:
+    """It can't be stopped: another process must not begin beside it."""
+    leases: list[holdfast.AsyncLease] = []
+
+    def work(lease: Any = None) -> None:
+        leases.append(lease)
+        release.wait()
+
+    async def live() -> None:
+        async with process(work) as (one, locks), process(work) as (other, _):
+            now = datetime.now(UTC)
+            one(now)
+            await soon(lambda: leases)
+            [info] = await locks.list("once/")
+            await locks.break_lock(info.name, reason="a test")
+            await soon(lambda: not leases[0].held)
+            await asyncio.sleep(0.2)
+            skipped = other(now + SECOND)
+            await soon(lambda: skipped or len(leases) > 1)
+            release.set()
+            assert (len(leases), [event.retval.value for event in skipped]) == (
+                1,
+                ["max_instances"],
+            )
+
+    asyncio.run(live())
+
+
+async def soon(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def process(work: Callable[..., Any]) -> AsyncIterator[tuple[Callable[..., Any], Any]]:
+    """A scheduler as of a process of its own: calls that submit a fire time, and its client."""
+    async with holdfast.connect_async("memory://a-thread-is-lost") as locks:
+        once = Once(AsyncIOExecutor(), locks, ttl=2)
+        scheduler = AsyncIOScheduler(executors={"default": once})
+        job = scheduler.add_job(work, "cron", hour=3, id="report")
+        events: list[Any] = []
+        scheduler.add_listener(events.append, EVENT_JOB_EXECUTED)
+        scheduler.start(paused=True)
+
+        def submit(due: datetime) -> list[Any]:
+            once.submit_job(job, [due])
+            return events
+
+        yield submit, locks
+        scheduler.shutdown()
+
+
 def test_jobs_that_cannot_run_once_are_refused() -> None:
     """At the start of the scheduler, with what to do."""
 
-    def scheduler(*args: object, **options: object) -> BackgroundScheduler:
-        made = BackgroundScheduler(executors={"default": Once(ThreadPoolExecutor(1), locks)})
+    def scheduler(
+        *args: object, keep: float | None = None, **options: object
+    ) -> BackgroundScheduler:
+        once = Once(ThreadPoolExecutor(1), locks, keep=keep)
+        made = BackgroundScheduler(executors={"default": once})
         made.add_job(print, *args, **options)
         return made
 
@@ -218,6 +315,8 @@ def test_jobs_that_cannot_run_once_are_refused() -> None:
             scheduler("cron", hour=3, id="a", jitter=5).start()
         with pytest.raises(ValueError, match="combined"):
             scheduler(OrTrigger([IntervalTrigger(hours=1)]), id="a").start()
+        with pytest.raises(ValueError, match=r"keep=600 is shorter than its interval of 3600 s"):
+            scheduler("interval", hours=1, id="a", keep=600).start()
         good = scheduler("cron", hour=3, id="a")
         good.start()
         good.shutdown()

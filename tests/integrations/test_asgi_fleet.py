@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast import connect_async
 from holdfast.integrations.asgi import Fleet, lifespan
 from integrations.web import (
     GUNICORN,
@@ -141,6 +144,63 @@ def test_a_job_in_a_thread_keeps_its_lock_until_it_ends(tmp_path: Path, store: s
         assert len(application.journal.read("begin")) == 1
 
 
+async def soon(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_a_thread_that_has_lost_its_lock_ends_before_its_worker() -> None:
+    """It is waited for twice: when the lock is lost, and when the worker stops meanwhile."""
+    leases: list[Any] = []
+    ended: list[bool] = []
+    release = threading.Event()
+    jobs = Fleet()
+
+    @jobs.every(3600)
+    def work(lease: Any) -> None:
+        leases.append(lease)
+        release.wait(SECONDS)
+        ended.append(True)
+
+    async def live() -> None:
+        async with connect_async("memory://", ttl=2) as locks:
+            async with jobs.run(locks):
+                await soon(lambda: leases)
+                [info] = await locks.list()
+                await locks.break_lock(info.name, reason="a test")
+                await soon(lambda: not leases[0].held)
+                await asyncio.sleep(0.1)
+                threading.Timer(0.3, release.set).start()
+            assert ended == [True]
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("kind", ["every", "leader"])
+def test_a_job_that_swallows_its_cancellation_is_not_run_again(kind: str) -> None:
+    """The worker stops, and the job with it."""
+    seen: list[str] = []
+    jobs = Fleet()
+
+    @(jobs.every(3600) if kind == "every" else jobs.leader())
+    async def work() -> None:
+        seen.append("begin")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            if len(seen) > 2:  # so that this test ends where it fails
+                raise
+
+    async def live() -> None:
+        async with connect_async("memory://") as locks, asyncio.timeout(5), jobs.run(locks):
+            await soon(lambda: seen)
+
+    asyncio.run(live())
+    assert seen == ["begin", "cancelled"]
+
+
 def test_a_failing_job_is_tried_again_at_the_next_interval(tmp_path: Path, store: str) -> None:
     with serving("integrations.fleet_app:app", store, tmp_path, JOBS="failing") as application:
         wait_for(application, "failing", 3)
@@ -198,9 +258,33 @@ def test_a_job_is_named_once() -> None:
 
     jobs = Fleet()
     jobs.every(1)(sweep)
-    jobs.every(1)(sweep)  # a module that was imported twice
     with pytest.raises(ValueError, match="two jobs are called"):
         jobs.every(1, f"{sweep.__module__}.{sweep.__qualname__}")(_leads)
+
+
+def test_jobs_that_are_declared_in_a_loop_need_names() -> None:
+    """Only the last one would run."""
+    jobs = Fleet()
+
+    def declare(tenant: str, name: str | None = None) -> None:
+        @jobs.every(60, name)
+        async def sweep() -> None:
+            print(tenant)
+
+    declare("a")
+    with pytest.raises(ValueError, match=r"declared again.*name=.*in a loop"):
+        declare("b")
+    for tenant in ("b", "c"):
+        declare(tenant, f"sweep-{tenant}")
+
+
+def test_a_module_may_be_imported_again(tmp_path: Path) -> None:
+    """By a reloader, or as __main__ and by its name: its jobs are the same."""
+    module = tmp_path / "jobs.py"
+    module.write_text("@jobs.every(60)\nasync def sweep(): ...\n")
+    jobs = Fleet()
+    for _ in range(2):
+        runpy.run_path(str(module), {"jobs": jobs})
 
 
 async def _leads() -> None: ...

@@ -74,6 +74,12 @@ def test_spellings_of_one_value_are_one_lock(application: Application) -> None:
     assert application.http.get("/search", params={"order_id": "007"}).json() == "order:7"
 
 
+def test_a_query_parameter_that_is_left_out_has_its_default(application: Application) -> None:
+    assert application.http.get("/report").json() == "report:daily:1"
+    chosen = application.http.get("/report", params={"kind": "weekly", "part": "02"})
+    assert chosen.json() == "report:weekly:2"
+
+
 def test_other_endpoints(application: Application) -> None:
     """A ``def``, a name from a function, and a stream that is sent under the lock."""
     assert application.http.get("/def/7").json() == "def:7"
@@ -86,6 +92,9 @@ def test_other_endpoints(application: Application) -> None:
     [
         ("/orders/seven/lease", "order_id"),
         ("/search", "order_id is missing"),
+        ("/renamed?k=weekly", "kind is missing"),
+        ("/chosen?k=weekly", "kind is missing"),
+        ("/by-header", "kind is missing"),
         ("/def/" + "x" * 600, "512"),
         ("/def/a%07b", "control"),
     ],
@@ -115,7 +124,10 @@ def test_a_stale_fence_is_409(application: Application, locks: holdfast.Locks) -
         fencing.sql.guard(connection, "order:9", later)
     answer = application.http.post("/orders/9/guarded")
     assert answer.status_code == 409
-    assert "token" in answer.json()["detail"]
+    assert int(answer.headers["retry-after"]) >= 1
+    for secret in ("order:9", "token", str(lease.token)):
+        assert secret not in answer.text
+    assert "'order:9' refused token" in application.log.read_text()
 
 
 def test_a_lock_that_is_broken_is_503(application: Application, locks: holdfast.Locks) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import holdfast
 from integrations.web import serving
 from servers.process import wait_until
 from servers.redis import RedisServer
@@ -34,6 +39,29 @@ def written(page: str, folder: Path, store: str) -> None:
     assert found is not None
     assert found[1].count(PRINTED_URL) == 1
     (folder / "main.py").write_text(found[1].replace(PRINTED_URL, store))
+
+
+def printed(page: str, path: str) -> str:
+    """The block of Python that a page prints for a file, whatever it says about its place."""
+    text = (GUIDES / page).read_text()
+    place = rf"^`{re.escape(path)}`[^\n]*:\n\n```python\n(.*?)^```"
+    found = re.search(place, text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def typed(folder: Path, line: str) -> str:
+    """What a line of the shell prints, in the environment of the tests."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-ec", line],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "HOLDFAST_URL": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def reached(client: httpx.Client) -> bool:
@@ -71,6 +99,88 @@ def test_idempotency(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         replay = pay(0)
         assert replay.headers["idempotency-replayed"] == "true"
         assert replay.json() == {"payment": 1, "amount": 10}
-        assert running.http.post("/payments", params={"amount": 10}).status_code == 400
+        del headers["Idempotency-Key"]
+        assert pay(0).status_code == 400
+        headers = {"Idempotency-Key": "8e03978e"}
+        assert pay(0).status_code == 401
+        headers["Authorization"] = "ann"
         other = running.http.post("/payments", params={"amount": 11}, headers=headers)
         assert other.status_code == 422
+
+
+def test_django(store: str, tmp_path: Path) -> None:
+    typed(tmp_path, "django-admin startproject shop . && python manage.py startapp orders")
+    settings = printed("django.md", "shop/settings.py")
+    assert settings.count(PRINTED_URL) == 1
+    with (tmp_path / "shop" / "settings.py").open("a") as file:
+        file.write(settings.replace(PRINTED_URL, store))
+    for path in ("orders/models.py", "orders/views.py", "shop/urls.py"):
+        (tmp_path / path).write_text(printed("django.md", path))
+    typed(tmp_path, "python manage.py makemigrations orders && python manage.py migrate")
+    typed(
+        tmp_path,
+        'python manage.py shell -c "from orders.models import Order; Order.objects.create()"',
+    )
+    place = ("-b", "127.0.0.1:{port}", "--no-control-socket", "--chdir", str(tmp_path))
+    command = ("gunicorn", "{app}", "-w", "{workers}", *place)
+    with serving("shop.wsgi", store, tmp_path, command=command, wait=False) as running:
+        wait_until("the application", lambda: answered(running.http), SECONDS)
+
+        def pay(_: int) -> int:
+            answer = running.http.post("/orders/1/pay").raise_for_status().json()
+            return int(answer["payments"])
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(pay, range(12))) == list(range(1, 13))
+    assert typed(tmp_path, "python manage.py holdfast ls") == ""
+
+
+def answered(client: httpx.Client) -> bool:
+    """Whether the application answers, be it that there is no such page."""
+    try:
+        return client.get("/").status_code == 404
+    except httpx.TransportError:
+        return False
+
+
+def test_migrations(store: str, tmp_path: Path) -> None:
+    """Ten at once, as printed, on a file of SQLite."""
+    typed(tmp_path, "alembic init migrations")
+    environment = tmp_path / "migrations" / "env.py"
+    text, rest = environment.read_text().split("def run_migrations_online")
+    function = printed("migrations.md", "migrations/env.py")
+    assert function.count(PRINTED_URL) == 1
+    rest = "if context.is_offline_mode" + rest.split("if context.is_offline_mode")[1]
+    environment.write_text(f"{text}{function.replace(PRINTED_URL, store)}\n\n{rest}")
+    settings = tmp_path / "alembic.ini"
+    address = "sqlalchemy.url = driver://user:pass@localhost/dbname"
+    assert address in settings.read_text()
+    settings.write_text(
+        settings.read_text().replace(address, f"sqlalchemy.url = sqlite:///{tmp_path}/app.db")
+    )
+    typed(tmp_path, "alembic revision -m first")
+    [script] = (tmp_path / "migrations" / "versions").glob("*.py")
+    created = "op.execute('CREATE TABLE t (a)'); op.execute('INSERT INTO t VALUES (1)')"
+    script.write_text(script.read_text().replace("    pass", f"    {created}", 1))
+    [line] = re.findall(
+        r"^\$ (for pod in .*)$", (GUIDES / "migrations.md").read_text(), re.MULTILINE
+    )
+    typed(tmp_path, f"{line}; alembic current | grep head")
+    connection = sqlite3.connect(tmp_path / "app.db")
+    assert connection.execute("SELECT a FROM t").fetchall() == [(1,)]
+    connection.close()
+
+
+def test_dashboard(store: str, tmp_path: Path) -> None:
+    written("dashboard.md", tmp_path, store)
+    with serving("main:app", store, tmp_path, wait=False) as running:
+        wait_until("the application", lambda: reached(running.http), SECONDS)
+        ann, bob = {"x-forwarded-user": "ann"}, {"x-forwarded-user": "bob"}
+        with holdfast.connect(store) as locks, locks.lock("order:42"):
+            assert running.http.get("/locks/data").status_code == 403
+            for user, can_break in ((ann, True), (bob, False)):
+                shown = running.http.get("/locks/data", headers=user).json()
+                assert [row["name"] for row in shown["rows"]] == ["order:42"]
+                assert shown["can_break"] is can_break
+        assert "page.js" in running.http.get("/locks/").text
+        assert running.http.get("/locks", follow_redirects=True).url.path == "/locks/"

@@ -151,6 +151,7 @@ def test_another_body_is_422(service: Application, key: str) -> None:
 
 def test_a_missing_or_invalid_key_is_400(service: Application, key: str) -> None:
     assert post(service, "/required", None).status_code == 400
+    assert post(service, "/required", key, caller=None).status_code == 400
     assert post(service, "/pay", "x" * 256).status_code == 400
     assert post(service, "/pay", None).status_code == 201
     assert post(service, "/pay", key, caller=None).status_code == 201  # not known: no key

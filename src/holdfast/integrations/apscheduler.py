@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import math
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast import AsyncLocks, BackendUnavailable, Locks, Outcome
 from holdfast.integrations import missing_extra
+from holdfast.integrations.asgi import on_loop
 
 try:
     from apscheduler.executors.asyncio import AsyncIOExecutor
@@ -47,6 +47,8 @@ CLOCK_SECONDS = 3600.0
 """By how much the clocks of two hosts may differ: outcomes are kept for this long, at least."""
 LATEST_SECONDS = 7 * 24 * 3600.0
 """How late a job without a ``misfire_grace_time`` is expected to start, at most."""
+LONGEST_KEEP_SECONDS = 366 * 24 * 3600.0
+"""For longer nothing is recorded."""
 RETRY_SECONDS = (0.2, 0.6)
 EARLY = timedelta(milliseconds=1)
 """Interval triggers add up fractions: a fire time on a full interval may be a microsecond early."""
@@ -65,10 +67,12 @@ class Once(BaseExecutor):  # type: ignore[misc]
     the job again after that time.
 
     ``keep`` is how long an outcome is recorded. By default it is the job's ``misfire_grace_time``
-    plus an hour, by which the clocks of the hosts may differ.
+    plus an hour, by which the clocks of the hosts may differ. For an interval trigger it is longer
+    by the interval, during which the processes come to it at different times.
 
     Raises ``ValueError``, when the scheduler starts, for a job whose fire times can't be the same
-    in all processes: one without an id of its own, or with jitter.
+    in all processes (one without an id of its own, or with jitter), or whose interval is longer
+    than ``keep``.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Once(BaseExecutor):  # type: ignore[misc]
         """Called by the scheduler. Raises ``ValueError`` for a job that can't be run once."""
         for job in scheduler.get_jobs():
             if job.executor == alias:
-                check(job)
+                check(job, self.keep)
         self.executor.start(scheduler, alias)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -102,7 +106,7 @@ class Once(BaseExecutor):  # type: ignore[misc]
 
     def submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
         """Called by the scheduler when a job is due."""
-        check(job)
+        check(job, self.keep)
         self._do_submit_job(job, run_times)
 
     def _do_submit_job(self, job: Any, run_times: Sequence[datetime]) -> None:
@@ -110,8 +114,9 @@ class Once(BaseExecutor):  # type: ignore[misc]
         self.executor.submit_job(run, run.each(run_times))
 
 
-def check(job: Any) -> None:
-    """Raises ``ValueError`` for a job whose fire times differ between processes."""
+def check(job: Any, keep: float | None) -> None:
+    """Raises ``ValueError`` for a job whose fire times differ between processes, or whose outcome
+    is forgotten before its interval ends."""
     if _is_random(job.id):
         raise ValueError(
             f"{job}: all processes need the same id for it, and this one was made up: "
@@ -122,6 +127,15 @@ def check(job: Any) -> None:
             raise ValueError(f"{job}: with jitter its fire times differ between processes")
         if isinstance(trigger, IntervalTrigger) and trigger is not job.trigger:
             raise ValueError(f"{job}: an interval in a combined trigger differs between processes")
+    length = _interval(job)
+    if keep is not None and keep < length:
+        raise ValueError(f"{job}: keep={keep:g} is shorter than its interval of {length:g} s")
+
+
+def _interval(job: Any) -> float:
+    """The seconds of an interval trigger; 0 for other jobs."""
+    trigger = job.trigger
+    return trigger.interval.total_seconds() if isinstance(trigger, IntervalTrigger) else 0.0
 
 
 def _is_random(job_id: str) -> bool:
@@ -165,8 +179,7 @@ class _Run:
         """The job and its fire time, the same in all processes. Interval triggers count from the
         start of their process: theirs is the number of the interval since the epoch."""
         moment = self.fire_time.astimezone(UTC)
-        if isinstance(self.job.trigger, IntervalTrigger):
-            length = self.job.trigger.interval.total_seconds()
+        if length := _interval(self.job):
             number = math.floor((moment + EARLY).timestamp() / length)
             return f"apscheduler/{self.job.id}/{length:g}s/{number}"
         return f"apscheduler/{self.job.id}/{moment.isoformat()}"
@@ -174,10 +187,10 @@ class _Run:
     def once(self) -> Any:
         """The job of this fire time, on either client."""
         late = self.job.misfire_grace_time
-        usual = CLOCK_SECONDS + (LATEST_SECONDS if late is None else late)
+        usual = CLOCK_SECONDS + (LATEST_SECONDS if late is None else late) + _interval(self.job)
         return self.executor.locks.once(
             self.key(),
-            keep=self.executor.keep or usual,
+            keep=self.executor.keep or min(usual, LONGEST_KEEP_SECONDS),
             ttl=self.executor.ttl,
             wait=self.executor.take_over,
         )
@@ -228,7 +241,8 @@ class _Run:
                 return self.answer(call, outcome)
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
-        """``call`` for the asyncio client; a ``def`` runs in a thread, as APScheduler does it."""
+        """``call`` for the asyncio client; a ``def`` runs in a thread, as APScheduler does it, and
+        keeps its slot until it ends."""
         call = _JobCall()
 
         @functools.wraps(self.job.func)
@@ -238,7 +252,7 @@ class _Run:
                 return self.busy()
             try:
                 call.begun = True
-                call.value = await _await(self.job.func, *args, **kwargs)
+                call.value = await on_loop(self.job.func)(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 raised to APScheduler by answer()
                 call.error = error
             finally:
@@ -282,12 +296,3 @@ class _JobCall:
 
     def recorded(self) -> str:
         return "ran" if self.error is None else f"raised {type(self.error).__name__}"
-
-
-async def _await(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    plain = function
-    while isinstance(plain, functools.partial):
-        plain = plain.func
-    if inspect.iscoroutinefunction(plain):
-        return await function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)

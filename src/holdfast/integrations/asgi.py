@@ -13,32 +13,26 @@ Starlette, FastAPI and Litestar take the same ``lifespan``.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import logging
 import random
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Mapping,
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast import (
-    AsyncLock,
-    AsyncLocks,
-    BackendUnavailable,
-    LockLost,
-    Outcome,
-    connect_async,
-)
+from holdfast import AsyncLock, AsyncLocks, BackendUnavailable, LockLost, Outcome, connect_async
 from holdfast.integrations.problem import LockErrors
 
 __all__ = ["Fleet", "LockErrors", "client_of", "fleet", "lifespan"]
@@ -65,7 +59,7 @@ class _Job(NamedTuple):
 
     name: str
     function: Callable[..., Any]
-    run: Callable[[AsyncLocks, _Job], Coroutine[Any, Any, None]]
+    run: Callable[[AsyncLocks, _Job, asyncio.Event], Coroutine[Any, Any, None]]
     options: dict[str, Any]
     at_start: bool = False
 
@@ -121,9 +115,8 @@ class Fleet:
             if run is _lead and not inspect.iscoroutinefunction(function):
                 raise TypeError("a leader is an async def: it is cancelled when it leads no more")
             job = _Job(name or _name_of(function), function, run, options, at_start)
-            before = self._jobs.get(job.name)
-            if before is not None and _place(before.function) != _place(function):
-                raise ValueError(f"two jobs are called {job.name!r}: give one of them a name=")
+            if job.name in self._jobs:
+                _check_again(job, self._jobs[job.name])
             self._jobs[job.name] = job
             return function
 
@@ -133,15 +126,17 @@ class Fleet:
     async def run(self, locks: AsyncLocks) -> AsyncIterator[None]:
         """Runs the jobs for as long as the block lasts; ``lifespan`` does this for you."""
         tasks: list[asyncio.Task[None]] = []
+        stopping = asyncio.Event()
         try:
             for job in self._jobs.values():
                 if job.at_start:
-                    await job.run(locks, job)
+                    await job.run(locks, job, stopping)
             for job in self._jobs.values():
                 if not job.at_start:  # a wrong option is told here, before the application starts
-                    tasks += [asyncio.create_task(job.run(locks, job), name=job.name)]
+                    tasks += [asyncio.create_task(job.run(locks, job, stopping), name=job.name)]
             yield
         finally:
+            stopping.set()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,14 +179,16 @@ def client_of(scope: Mapping[str, Any]) -> AsyncLocks:
     return found
 
 
-def _run_every(locks: AsyncLocks, job: _Job) -> Coroutine[Any, Any, None]:
+def _run_every(locks: AsyncLocks, job: _Job, stopping: asyncio.Event) -> Coroutine[Any, Any, None]:
     run = locks.every(job.options["interval"], job.name, **_without(job, "interval")).run
-    return _repeat(job.name, functools.partial(run, _on_loop(job.function)))
+    return _repeat(job.name, functools.partial(run, on_loop(job.function)), stopping)
 
 
-async def _repeat(name: str, run: Callable[[], Awaitable[Outcome]]) -> None:
+async def _repeat(
+    name: str, run: Callable[[], Awaitable[Outcome]], stopping: asyncio.Event
+) -> None:
     failures = 0
-    while True:
+    while not stopping.is_set():
         wait = random.uniform(*RETRY_SECONDS) * 2**failures
         failures = min(failures + 1, MOST_DOUBLINGS)
         with _reported(name):
@@ -201,26 +198,33 @@ async def _repeat(name: str, run: Callable[[], Awaitable[Outcome]]) -> None:
             if outcome.token is None:  # another worker runs it
                 wait = min(wait, BUSY_SECONDS)
         wait = min(wait, LONGEST_SLEEP_SECONDS)
-        await asyncio.sleep(wait + random.uniform(0, min(wait / 20, LONGEST_JITTER_SECONDS)))
+        await _pause(wait + random.uniform(0, min(wait / 20, LONGEST_JITTER_SECONDS)), stopping)
 
 
-def _lead(locks: AsyncLocks, job: _Job) -> Coroutine[Any, Any, None]:
-    return _campaign(locks.election(job.name, **job.options).campaign(), job.function)
+async def _pause(seconds: float, stopping: asyncio.Event) -> None:
+    """Sleeps until the fleet stops: its cancellation ended in the job, if the job swallowed it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
 
 
-async def _campaign(lock: AsyncLock, function: Callable[..., Any]) -> None:
+def _lead(locks: AsyncLocks, job: _Job, stopping: asyncio.Event) -> Coroutine[Any, Any, None]:
+    return _campaign(locks.election(job.name, **job.options).campaign(), job.function, stopping)
+
+
+async def _campaign(lock: AsyncLock, function: Callable[..., Any], stopping: asyncio.Event) -> None:
     takes_lease = "lease" in inspect.signature(function).parameters
-    while True:
+    while not stopping.is_set():
         with _reported(lock.name):
             async with lock as lease:
                 _log.info("this worker leads %r, with token %d", lock.name, lease.token)
                 await function(**({"lease": lease} if takes_lease else {}))
-        await asyncio.sleep(random.uniform(*RETRY_SECONDS))  # not held: another worker may lead
+        await _pause(random.uniform(*RETRY_SECONDS), stopping)  # not held: another one may lead
 
 
-async def _run_once(locks: AsyncLocks, job: _Job) -> None:
+async def _run_once(locks: AsyncLocks, job: _Job, _stopping: asyncio.Event) -> None:
     key = f"deploy/{job.options['release']}/{job.name}"
-    await locks.once(key, **_without(job, "release")).run(_on_loop(job.function))
+    await locks.once(key, **_without(job, "release")).run(on_loop(job.function))
 
 
 def _without(job: _Job, word: str) -> dict[str, Any]:
@@ -238,19 +242,22 @@ def _reported(name: str) -> Iterator[None]:
         _log.exception("the job %r failed", name)
 
 
-def _on_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as an ``async def``. A ``def`` runs in a thread, and a cancellation waits for
-    its end: a thread can't be stopped, and must not work on without the lock."""
+    its end: a thread can't be stopped, and what its caller holds must not be released before."""
     if inspect.iscoroutinefunction(function):
         return function
 
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        thread = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+        work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+        thread = asyncio.get_running_loop().run_in_executor(None, work)  # no task: not cancelled
         try:
             return await asyncio.shield(thread)
         except asyncio.CancelledError:
-            await asyncio.wait([thread])
+            while not thread.done():
+                with suppress(asyncio.CancelledError):  # the lock is lost, then the worker stops
+                    await asyncio.wait([thread])
             raise
 
     return call
@@ -261,10 +268,23 @@ def _name_of(function: Callable[..., Any]) -> str:
     module = function.__module__
     if module == "__main__":
         spec = sys.modules[module].__spec__
-        module = Path(_place(function)[0]).stem if spec is None else spec.name
+        module = Path(_code(function).co_filename).stem if spec is None else spec.name
     return f"{module}.{function.__qualname__}"
 
 
-def _place(function: Callable[..., Any]) -> tuple[str, int]:
-    code = inspect.unwrap(function).__code__
-    return code.co_filename, code.co_firstlineno
+def _check_again(job: _Job, before: _Job) -> None:
+    """Raises ``ValueError`` for a job of a known name, unless its module was imported again: then
+    its code is equal, but made anew."""
+    new, old = _code(job.function), _code(before.function)
+    if (new.co_filename, new.co_firstlineno) != (old.co_filename, old.co_firstlineno):
+        raise ValueError(f"two jobs are called {job.name!r}: give one of them a name=")
+    if new is old:
+        raise ValueError(
+            f"the job {job.name!r} is declared again, of which only the last would run: give each "
+            "a name= if they are declared in a loop, or a Fleet() to each application"
+        )
+
+
+def _code(function: Callable[..., Any]) -> CodeType:
+    code: CodeType = inspect.unwrap(function).__code__
+    return code

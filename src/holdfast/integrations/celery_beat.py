@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from datetime import datetime
 from typing import Any
 
-from holdfast import HoldfastError, Lease
+from holdfast import BackendUnavailable, HoldfastError, Lease
 from holdfast.integrations import missing_extra
 from holdfast.integrations.celery import installed
 
@@ -29,6 +30,8 @@ RETRY_SECONDS = 0.5
 RECORD_SECONDS = 5.0
 KEEP_SECONDS = 366 * 24 * 3600.0
 """How long it is known when an entry was last sent: the longest time that a store keeps."""
+LONGEST_KEY_BYTES = 400
+"""The key of a longer entry has the hash of its name: a job's key has some 500 bytes at most."""
 
 
 class Beat(Scheduler):
@@ -77,10 +80,15 @@ class Beat(Scheduler):
         self._scheduler = symbol_by_name(self._class)(app=self.app, **self._options)
         self._seen = {}
         for name, entry in self._scheduler.schedule.items():
-            outcome = self._job(name).outcome()
-            if outcome is not None:
-                entry.last_run_at = datetime.fromisoformat(outcome.value)
-                self._seen[name] = outcome.value
+            try:
+                outcome = self._job(name).outcome()
+                if outcome is not None:
+                    entry.last_run_at = datetime.fromisoformat(outcome.value)
+                    self._seen[name] = outcome.value
+            except BackendUnavailable:
+                raise  # without the records it would send again what was sent
+            except (HoldfastError, TypeError, ValueError) as error:
+                log.warning("beat: when %r was last sent is not known: %s", name, error)
         self._remember()
 
     def _remember(self) -> None:
@@ -88,17 +96,24 @@ class Beat(Scheduler):
         for name, entry in self._scheduler.schedule.items():
             last = entry.last_run_at.isoformat()
             if self._seen.get(name) != last:
-                job = self._job(name)
                 try:
+                    job = self._job(name)
                     job.forget()
                     job.run(str, last)
                 except HoldfastError as error:
                     log.warning("beat: that %r was sent is not recorded: %s", name, error)
-                    return  # with the next tick
-                self._seen[name] = last
+                    if isinstance(error, BackendUnavailable):
+                        return  # all of them with the next tick
+                else:
+                    self._seen[name] = last
 
     def _job(self, entry: str) -> Any:
-        return self._locks.once(f"{self._name}/{entry}", keep=KEEP_SECONDS, timeout=RECORD_SECONDS)
+        key = f"{self._name}/{entry}"
+        if len(key.encode(errors="replace")) > LONGEST_KEY_BYTES or not key.isprintable():
+            # Celery makes names of all arguments of a task.
+            digest = hashlib.sha256(entry.encode(errors="surrogatepass")).hexdigest()
+            key = f"{self._name}/sha256:{digest}"
+        return self._locks.once(key, keep=KEEP_SECONDS, timeout=RECORD_SECONDS)
 
     @property
     def schedule(self) -> Any:  # type: ignore[override]

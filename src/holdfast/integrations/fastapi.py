@@ -12,10 +12,15 @@ async def pay(order_id: int, lease: Annotated[AsyncLease, locked("order:{order_i
 from __future__ import annotations
 
 import functools
+import inspect
 import string
 import typing
 from collections.abc import AsyncIterator, Callable
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from typing import Any, Literal
+from uuid import UUID
 
 from holdfast import AsyncLease, HoldfastError, InvalidName
 from holdfast.integrations import missing_extra
@@ -23,7 +28,7 @@ from holdfast.integrations.asgi import client_of
 from holdfast.integrations.problem import problem_of
 
 try:
-    from fastapi import Depends, HTTPException
+    from fastapi import Depends, HTTPException, params
     from pydantic import TypeAdapter, ValidationError
     from starlette.requests import HTTPConnection
 except ModuleNotFoundError as error:
@@ -32,6 +37,7 @@ except ModuleNotFoundError as error:
 __all__ = ["locked"]
 
 DEFAULT_TIMEOUT_SECONDS = 2.0
+SIMPLE = str | int | float | Decimal | date | Enum | UUID
 
 
 def locked(
@@ -44,8 +50,9 @@ def locked(
     """A dependency that holds a lock while the request is handled, and gives its lease.
 
     Fields of the name come from the request's path, then from its query, each read by the type that
-    the endpoint gives to it: ``/orders/7`` and ``/orders/07`` are one order. A name that needs more
-    comes from a function of the request. Takes the options of ``locks.lock``; the client is that of
+    the endpoint gives to it: ``/orders/7`` and ``/orders/07`` are one order. A query parameter that
+    is left out has its default, if that is a simple value. A name that needs more comes from a
+    function of the request. Takes the options of ``locks.lock``; the client is that of
     ``lifespan``.
 
     The answer is 423 if the lock is not acquired within ``timeout``, 503 if the store can't be
@@ -88,13 +95,39 @@ def _filled(template: str, fields: list[str], connection: HTTPConnection) -> str
     values = {}
     for field in fields:
         raw = connection.path_params.get(field, connection.query_params.get(field))
+        endpoint = connection.scope["endpoint"]
         if raw is None:
-            raise HTTPException(422, f"{field} is missing in the path and in the query")
+            values[field] = _default(endpoint, field)
+            continue
         try:
-            values[field] = _reader(connection.scope["endpoint"], field).validate_python(raw)
+            values[field] = _reader(endpoint, field).validate_python(raw)
         except ValidationError as error:
             raise HTTPException(422, f"{field}: {error.errors()[0]['msg']}") from None
     return template.format_map(values)
+
+
+def _default(endpoint: Callable[..., Any], field: str) -> SIMPLE:
+    """The value of a query parameter that is left out; one with another name, or that is none of
+    the query, is not known here."""
+    found = inspect.signature(endpoint).parameters.get(field)
+    default = None if found is None else found.default
+    hint = typing.get_type_hints(endpoint, include_extras=True).get(field)
+    marks = [mark for mark in (default, *getattr(hint, "__metadata__", ())) if _is_mark(mark)]
+    plain = all(
+        isinstance(mark, params.Query)
+        and all(alias in (None, field) for alias in (mark.alias, mark.validation_alias))
+        for mark in marks
+    )
+    if isinstance(default, params.Query):
+        default = default.default
+    if not plain or not isinstance(default, SIMPLE):
+        raise HTTPException(422, f"{field} is missing in the path and in the query")
+    return default
+
+
+def _is_mark(value: object) -> bool:
+    """Whether this says where FastAPI takes a parameter from."""
+    return type(value).__module__ == params.__name__
 
 
 @functools.lru_cache(maxsize=1000)

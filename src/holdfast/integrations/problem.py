@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from holdfast import (
     LockTimeout,
     StaleFence,
     UntrustedFence,
-    fencing,
 )
 
 __all__ = ["LockErrors", "Problem", "problem_of"]
@@ -23,6 +23,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger("holdfast.integrations.problem")
 
 
 class Problem(NamedTuple):
@@ -34,8 +36,6 @@ class Problem(NamedTuple):
     detail: str
     retry_after: int | None = None
     """Seconds."""
-    document: bytes = b""
-    """The body, if it is not made of the fields above."""
 
     @property
     def status_line(self) -> str:
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
             "status": self.status,
             "detail": self.detail,
         }
-        return self.document or json.dumps(fields).encode()
+        return json.dumps(fields).encode()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -74,7 +74,8 @@ def problem_of(error: HoldfastError) -> Problem | None:
     """The answer for an error of a lock: 423 busy, 503 store away or hold lost, 409 stale fence;
     ``None`` for all others.
 
-    It goes to a stranger: it names neither the lock, nor its holder, nor the store.
+    It goes to a stranger: it names neither the lock, nor its holder, nor the store. What a fence
+    was refused for is logged.
     """
     match error:
         case LockTimeout():
@@ -83,16 +84,19 @@ def problem_of(error: HoldfastError) -> Problem | None:
             return Problem(503, "store-unavailable", "the store of locks can't be reached", 1)
         case LockLost():
             return Problem(503, "lock-lost", "the lock was lost before the request was done", 1)
-        case StaleFence() | UntrustedFence():
-            told = fencing.http.problem(error)
-            kind = "stale-fence" if told.status == 409 else "untrusted-fence"
-            return Problem(told.status, kind, str(error), document=told.body)
+        case StaleFence():
+            _log.warning("answered with 409: %s", error)
+            # Retry-After: a request that is sent again has a fence of its own.
+            return Problem(409, "stale-fence", "a later holder of the lock was here before", 1)
+        case UntrustedFence():
+            _log.warning("answered with 403: %s", error)
+            return Problem(403, "untrusted-fence", "the fence is not signed by a known key")
     return None
 
 
 class LockErrors:
     """A middleware that answers errors of locks: 423 for ``LockTimeout``, 503 for
-    ``BackendUnavailable`` and ``LockLost`` (all with ``Retry-After``), 409 for ``StaleFence``.
+    ``BackendUnavailable`` and ``LockLost``, 409 for ``StaleFence``, all with ``Retry-After``.
 
     For Starlette, and for handlers of FastAPI that take locks themselves. An error that comes when
     the response has begun is raised as before.

@@ -35,7 +35,7 @@ class AsgiIdempotency:
     """Does a request with an ``Idempotency-Key`` once, and replays its response.
 
     - ``caller``: a function of the ASGI scope that returns who sends the request, as text: nobody
-      else gets the recorded response. ``None``: the request has no key.
+      else gets the recorded response. ``None``: the same as a request without a key.
     - ``locks``: an asyncio client; by default that of ``holdfast.integrations.asgi.lifespan``
     - ``keep``: how long a response is kept, in seconds
     - ``wait``: how long to wait for a request with the same key that is being done, in seconds
@@ -44,8 +44,8 @@ class AsgiIdempotency:
     - ``methods``: other methods pass untouched
     - ``on_outage``: ``"refuse"`` (503) or ``"run"``, unprotected, while the store is away
 
-    Answers 409 while the request is being done, 422 if its body differs. Responses with 5xx, 429 or
-    ``Retry-After`` and streams are not kept: a repeated request runs again.
+    Answers 409 while the request is being done, 422 if its body differs. Responses with 5xx, 401,
+    408, 423, 425, 429 or ``Retry-After`` and streams are not kept: a repeated request runs again.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class AsgiIdempotency:
             told = error.problem
             await _send(send, told.status, told.raw_headers, told.body)
             return
+        scope.setdefault(FENCE, None)
         await self._app(scope, receive, send)
 
     async def _once(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +128,7 @@ class _Call:
         if not self._complete.is_set():
             await self._task
             raise RuntimeError("the application sent no complete response")
-        if self.response.passed_on and not self.response.too_large:
+        if self.response.sent and not self.response.too_large:
             raise streamed(self._scope["path"])
         return self.response.record(self.fingerprint)
 
@@ -136,11 +137,12 @@ class _Call:
 
     async def run_unprotected(self) -> None:
         """Calls the application although the store is away."""
+        self._scope.setdefault(FENCE, None)
         await self._app(self._scope, self._replayed(), self._send)
 
     async def finish(self) -> None:
         """Sends the response, now that it is recorded, and waits for what goes on after it."""
-        if not self.response.passed_on:
+        if not self.response.sent:
             response = self.response
             await _send(self._send, response.status, _raw(response), bytes(response.body))
         if self._task is not None:
@@ -159,23 +161,24 @@ class _Call:
         """Keeps a response that is whole; passes on a stream, and what is too large."""
         response = self.response
         if message["type"] == "http.response.start":
-            response.status = message["status"]
-            response.headers = [
+            headers = [
                 (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
                 for name, value in message.get("headers", ())
             ]
+            response.start(message["status"], headers)
             return
         if message["type"] != "http.response.body":
             return
         more = message.get("more_body", False)
-        if response.passed_on:
+        if response.sent:
             await self._send(message)
         else:
             response.body += message.get("body", b"")
             if (more and not response.whole) or response.too_large:
-                response.passed_on = True
+                response.sent = True
                 await _send(self._send, response.status, _raw(response), bytes(response.body), more)
         if not more:
+            response.complete = True
             self._complete.set()
 
 

@@ -17,6 +17,7 @@ from holdfast.integrations.problem import Problem
 __all__ = [
     "FENCE",
     "HEADER",
+    "LONGEST_REQUEST_BYTES",
     "KeyRefused",
     "NotStored",
     "Response",
@@ -24,6 +25,7 @@ __all__ = [
     "Rules",
     "check_size",
     "fingerprint",
+    "number",
     "streamed",
 ]
 
@@ -39,6 +41,10 @@ LONGEST_KEY = 255
 LONGEST_REQUEST_BYTES = 10 * 1024 * 1024
 LONGEST_RESPONSE_BYTES = 128 * 1024
 LONGEST_HEADERS = 32 * 1024
+"""As JSON: with the longest body it is less than a job may record."""
+LONGEST_NUMBER = 18
+NOT_KEPT = {401, 408, 423, 425, 429}
+"""Beside 5xx: the same request may end otherwise when it is sent again."""
 
 _log = logging.getLogger("holdfast.integrations.idempotency")
 
@@ -64,22 +70,35 @@ class Response:
         self.status, self.reason = 0, ""
         self.headers: Headers = []
         self.body = bytearray()
-        self.passed_on = False
+        self.sent = False
+        """Whether a part of it was sent: nothing else can be answered then."""
+        self.complete = False
+        """Whether the application has given it: an error that follows is one of the store."""
+        self._size = 0
+
+    def start(self, status: int, headers: Headers, reason: str = "") -> None:
+        """Takes the status and the headers."""
+        self.status, self.reason, self.headers = status, reason, headers
+        announced = max((number(text) or 0 for text in self._of("content-length")), default=0)
+        long = len(json.dumps(headers)) > LONGEST_HEADERS
+        self._size = LONGEST_RESPONSE_BYTES + 1 if long else announced
+
+    def _of(self, wanted: str) -> list[str]:
+        return [value for name, value in self.headers if name.lower() == wanted]
 
     @property
     def whole(self) -> bool:
         """Whether the end is known from the start: else it is a stream."""
-        return any(name.lower() == "content-length" for name, _ in self.headers)
+        return bool(self._of("content-length"))
 
     @property
     def too_large(self) -> bool:
-        headers = sum(len(name) + len(value) for name, value in self.headers)
-        return len(self.body) > LONGEST_RESPONSE_BYTES or headers > LONGEST_HEADERS
+        """Whether it can't be recorded, by what it has or announces."""
+        return max(len(self.body), self._size) > LONGEST_RESPONSE_BYTES
 
     def record(self, fingerprint: str) -> dict[str, Any]:
         """What is recorded; raises ``NotStored`` for what may end otherwise the next time."""
-        again = any(name.lower() == "retry-after" for name, _ in self.headers)
-        if self.status >= 500 or self.status == 429 or again:
+        if self.status >= 500 or self.status in NOT_KEPT or self._of("retry-after"):
             raise NotStored(f"status {self.status}")
         kept: dict[str, Any] = {"request": fingerprint, "status": self.status}
         if not self.too_large:
@@ -139,29 +158,32 @@ class Rules:
             raise TypeError("caller= is a function of the request that returns who sends it")
         if on_outage not in ("refuse", "run"):
             raise ValueError(f"on_outage is 'refuse' or 'run'; not {on_outage!r}")
-        self._caller, self._required, self._methods = caller, required, frozenset(methods)
+        self._caller, self._required = caller, required
+        self._methods = frozenset(method.upper() for method in methods)
         self.options: dict[str, Any] = {"keep": keep, "timeout": wait}
         self.on_outage = on_outage
 
     def key(self, request: Mapping[str, Any], method: str, path: str, sent: list[str]) -> str:
         """The key of the job; empty for a request without one. Raises ``KeyRefused``."""
+        method = method.upper()
         if method not in self._methods:
             return ""
         if not sent:
-            required = self._required(request) if callable(self._required) else self._required
-            if required:
-                raise KeyRefused(
-                    400, "key-missing", "this request needs the header Idempotency-Key"
-                )
-            return ""
+            return self._without_key(request, "the header Idempotency-Key")
         if len(sent) > 1 or not 0 < len(sent[0]) <= LONGEST_KEY or not sent[0].isprintable():
             detail = f"Idempotency-Key is one text of 1 to {LONGEST_KEY} printable characters"
             raise KeyRefused(400, "key-invalid", detail)
         caller = self._caller(request)
         if caller is None:
-            return ""
+            return self._without_key(request, "a caller who is known")
         parts = json.dumps([str(caller), method, path, sent[0]])
         return f"http/{hashlib.sha256(parts.encode()).hexdigest()}"
+
+    def _without_key(self, request: Mapping[str, Any], missing: str) -> str:
+        required = self._required(request) if callable(self._required) else self._required
+        if required:
+            raise KeyRefused(400, "key-missing", f"this request needs {missing}")
+        return ""
 
     def runs_unprotected(self, error: Exception, response: Response) -> bool:
         """Whether the application is to be called although the store is away."""
@@ -175,13 +197,13 @@ class Rules:
         if isinstance(error, LockTimeout) and not response.began:
             detail = "a request with this key is being done"
             raise KeyRefused(409, "in-progress", detail, 1) from None
-        if isinstance(error, LockLost):
+        if isinstance(error, LockLost) and not response.sent:
             detail = "the request was taken over by another one with its key"
             raise KeyRefused(503, "lock-lost", detail, 1) from error
         if isinstance(error, BackendUnavailable) and not response.began:
             detail = "it can't be seen whether this request was done before"
             raise KeyRefused(503, "store-unavailable", detail, 1) from error
-        if isinstance(error, BackendUnavailable) and response.status:
+        if isinstance(error, BackendUnavailable | LockLost) and response.complete:
             _log.warning("a response was not recorded, a repeated request runs again: %s", error)
             return
         raise error
@@ -189,6 +211,13 @@ class Rules:
 
 def fingerprint(query: bytes, body: bytes) -> str:
     return hashlib.sha256(hashlib.sha256(query).digest() + body).hexdigest()
+
+
+def number(text: str) -> int | None:
+    """The number in a header; ``None`` for what is none."""
+    digits = text.strip()
+    fine = digits.isascii() and digits.isdecimal() and len(digits) <= LONGEST_NUMBER
+    return int(digits) if fine else None
 
 
 def streamed(path: str) -> NotStored:
