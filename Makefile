@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 bin := .venv/bin
 stamp := .venv/.installed
-# Test processes at once: they wait more than they work, so on two cores five are faster than two.
-JOBS ?= 5
+# Test processes at once: they wait more than they work, so on two cores eight are faster than two.
+JOBS ?= 8
 TESTS ?= tests
 PYTEST := $(bin)/python -m pytest $(if $(filter-out 0,$(JOBS)),-n $(JOBS))
 
@@ -40,7 +40,9 @@ worlds: venv servers ## other event loops, gevent, application servers, other Py
 	@scripts/make-python-venvs
 	$(PYTEST) -m "worlds and not faults" --durations=10 --durations-min=1 tests/worlds
 
-integrations: venv servers ## the integrations with the frameworks' real servers and workers
+integrations: venv servers ## the integrations with the frameworks' real servers and workers; the page
+	@scripts/install-browser
+	@scripts/install-prometheus
 	$(PYTEST) -m "integrations and not faults" --durations=10 --durations-min=1 tests/integrations
 
 # HOLDFAST_STORES=redis,etcd for these alone; HOLDFAST_SOAK=100 for so many sequences of requests each

@@ -101,7 +101,7 @@ _HOMES = {
     "connect_async": "holdfast.locks_async",
 }
 
-_MODULES = frozenset({"errors", "fencing", "sql", "testing"})
+_MODULES = frozenset({"dashboard", "errors", "fencing", "observe", "sql", "testing"})
 """Public modules: each is an attribute once it is imported."""
 
 

@@ -30,6 +30,8 @@ LONGEST_ORIGIN = 256
 """Characters of a host's or a thread's name; the rest is cut."""
 LONGEST_NOTE_BYTES = 1024
 """Limit of a note. Of a note that another program wrote, this many characters are read."""
+LONGEST_KIND = 64
+"""Characters of a kind; the rest of a derived or a stored one is cut."""
 LARGEST_PID = 2**63 - 1
 LARGEST_TOKEN = 2**63 - 1
 LARGEST_EPOCH = 2**31 - 1
@@ -63,7 +65,8 @@ class Claim(NamedTuple):
     ttl: float
     owner: str
     label: str
-    """Host, process, thread and note, as JSON text. Stores keep it beside the claim, unread."""
+    """Host, process, thread, note, kind and traceparent, as JSON text. Stores keep it beside the
+    claim, unread."""
 
 
 class Grant(NamedTuple):
@@ -96,6 +99,17 @@ class Busy(NamedTuple):
     """Why nothing is granted although perhaps no holder exists: a quarantine, a lock-delay."""
 
 
+class Label(NamedTuple):
+    """What is stored of the origin of a claim: the first fields of ``Holder`` and ``Waiter``."""
+
+    host: str
+    pid: int
+    thread: str
+    note: str
+    kind: str
+    traceparent: str
+
+
 class Holder(NamedTuple):
     """A holder of a name, as the store reports it. Its texts are untrusted: other programs wrote
     them."""
@@ -104,13 +118,18 @@ class Holder(NamedTuple):
     pid: int
     thread: str
     note: str
+    kind: str
+    """The kind that its program gave; empty if it gave none: see ``LockInfo.kind``."""
+    traceparent: str
+    """The trace in which it was acquired, as W3C ``traceparent``; empty if it has none."""
     mode: Mode
     token: int
     slots: tuple[int, ...]
     since: float
     """Seconds since the epoch, by the store's clock."""
     remaining: float
-    """Seconds until the hold ends in the store, without a renewal."""
+    """Seconds until the hold ends in the store, at the most, without a renewal. It is the whole ttl
+    on stores that do not tell the last renewal: ZooKeeper, Consul, advisory locks of MySQL."""
 
     def __str__(self) -> str:
         note = f", note {self.note!r}" if self.note else ""
@@ -124,6 +143,8 @@ class Waiter(NamedTuple):
     pid: int
     thread: str
     note: str
+    kind: str
+    traceparent: str
     mode: Mode
     since: float
     behind: int
@@ -139,6 +160,21 @@ class LockInfo(NamedTuple):
     notice: str = ""
     """Why a wait may take longer than usual, for people; also part of the timeout error. Examples:
     the store frees the holds of dead clients late; waiters can't be woken."""
+
+    @property
+    def kind(self) -> str:
+        """What sort of name it is: as a holder or waiter says, else the text before the first
+        colon."""
+        kinds = [holder.kind for holder in self.holders] + [waiter.kind for waiter in self.waiters]
+        return next(filter(None, kinds), "") or kind_of(self.name)
+
+    def explain(self, now: float) -> list[str]:
+        """Who holds the name and for how long, who waits, and how long the holds last: a clause
+        each, for people. Empty for a name that nobody holds or waits for. ``now`` is the time by
+        the wall clock. Hostile characters are escaped."""
+        from holdfast.explain import clauses
+
+        return clauses(self, now)
 
 
 class Record(NamedTuple):
@@ -176,24 +212,48 @@ def _origin(text: object) -> str:
     return escaped(text[:LONGEST_ORIGIN])[:LONGEST_ORIGIN]
 
 
-def write_label(host: str, pid: int, thread: str, note: str) -> str:
-    """The text that stores keep beside a claim."""
+def kind_of(name: str) -> str:
+    """The kind of a name whose program gives none: the text before the first colon.
+
+    >>> kind_of("order:42")
+    'order'
+    """
+    return name.partition(":")[0][:LONGEST_KIND] or name[:LONGEST_KIND]
+
+
+def is_election(kind: str) -> bool:
+    """Whether names of this kind are taken for elections: a store does not tell one from a lock.
+
+    >>> is_election("leader"), is_election("election:mailer"), is_election("leaderboard")
+    (True, True, False)
+    """
+    return kind.partition(":")[0] in ("leader", "election")
+
+
+def write_label(
+    host: str, pid: int, thread: str, note: str, kind: str = "", traceparent: str = ""
+) -> str:
+    """The text that stores keep beside a claim. A kind and a traceparent are added at the end:
+    versions without them ignore these."""
     host, thread = _origin(host), _origin(thread)
-    texts = host + thread + note
+    texts = host + thread + note + kind + traceparent
     if texts.isprintable() and '"' not in texts and "\\" not in texts:
-        return f'["{host}",{pid},"{thread}","{note}"]'  # the usual case, which does not import json
+        # The usual case, which does not import json.
+        more = f',"{kind}","{traceparent}"' if kind or traceparent else ""
+        return f'["{host}",{pid},"{thread}","{note}"{more}]'
     import json
 
-    return json.dumps([host, pid, thread, note], ensure_ascii=False, separators=(",", ":"))
+    fields = [host, pid, thread, note, *([kind, traceparent] if kind or traceparent else [])]
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
-def read_label(label: str) -> tuple[str, int, str, str]:
-    """Reads a stored label back: host, process id, thread or task, note.
+def read_label(label: str) -> "Label":
+    """Reads a stored label back.
 
     Its writer may be hostile, or newer than this version. A damaged label gives question marks,
     never an exception. Fields that a newer version adds at the end are ignored. Host and thread are
     cut and escaped. A note is only cut, so that it is returned as it was written: escape it where
-    it is shown.
+    it is shown. A kind is cut and escaped, and what is no traceparent is left out.
     """
     import json
 
@@ -202,10 +262,27 @@ def read_label(label: str) -> tuple[str, int, str, str]:
     except (ValueError, TypeError, RecursionError):
         fields = None
     if not isinstance(fields, list) or len(fields) < 4:
-        return "?", 0, "?", ""
-    host, pid, thread, note = fields[:4]
+        return Label("?", 0, "?", "", "", "")
+    host, pid, thread, note, kind, traceparent = [*fields[:6], "", ""][:6]
     known = type(pid) is int and abs(pid) <= LARGEST_PID
-    return _origin(host), pid if known else 0, _origin(thread), _note(note)
+    kind = escaped(kind[:LONGEST_KIND])[:LONGEST_KIND] if isinstance(kind, str) else ""
+    return Label(
+        _origin(host),
+        pid if known else 0,
+        _origin(thread),
+        _note(note),
+        kind,
+        traceparent if is_traceparent(traceparent) else "",
+    )
+
+
+def is_traceparent(text: object) -> bool:
+    """Whether it has the form of a W3C ``traceparent`` of version 00."""
+    if not isinstance(text, str) or len(text) != 55 or not text.startswith("00-"):
+        return False
+    parts = text.split("-")
+    sizes = [len(part) for part in parts]
+    return sizes == [2, 32, 16, 2] and not "".join(parts).strip("0123456789abcdef")
 
 
 def _note(text: object) -> str:

@@ -19,6 +19,7 @@ from holdfast.primitives.lock import Lock
 from holdfast.url import environment_url
 
 if TYPE_CHECKING:
+    from holdfast.core.events import Observer
     from holdfast.primitives.election import Election
     from holdfast.primitives.multi import MultiLock
     from holdfast.primitives.once import Every, Once
@@ -30,7 +31,7 @@ else:
 __all__ = ["Locks", "connect", "find_url"]
 
 
-LATER = ("json", "logging", "holdfast.core.extend")
+LATER = ("json", "logging", "holdfast.core.extend", "holdfast.explain")
 """Modules that ``connect`` imports at once: see ``holdfast.lazy``."""
 
 Findings = list[Finding]
@@ -59,11 +60,14 @@ class Locks(Primitives):
     _every: type[Every] = later("holdfast.primitives.once", "Every")
 
     def __init__(self, url: str | object, **settings: Any) -> None:
-        super().__init__(url, BlockingRuntime(), **settings)
+        super().__init__(url, self._new_runtime(), **settings)
         self._engine.call_back = callbacks.call
         self._engine.prepare_callbacks = callbacks.prepare
         self._renewer_thread.backends.append(self._engine.backend)
         lifetime.close_at_exit(self._renewer_thread)
+
+    def _new_runtime(self) -> BlockingRuntime:
+        return BlockingRuntime()
 
     def list(self, prefix: str = "", *, limit: int = LONGEST_LIST) -> LockInfos:
         """Names that are held or waited for, with their holders and waiters."""
@@ -118,13 +122,15 @@ def connect(
     connections: int = 4,
     epoch: int = 0,
     fence_keys: Keys = (),
+    observers: Iterable[Observer] = (),
 ) -> Locks:
     """Opens the blocking client to a store; nothing touches the network yet.
 
     ``ttl`` and ``timeout`` are the client's defaults. ``require`` names guarantees that the store
     must have. ``patience`` is how long an acquire without a timeout retries a store that can't be
     reached. Fences are signed with the first of ``fence_keys``: guards with that key refuse fences
-    that none of their keys has signed.
+    that none of their keys has signed. ``observers`` are told what happens: see
+    ``holdfast.observe``.
 
     >>> with connect("memory://example") as locks, locks.lock("order:42") as lease:
     ...     lease.held
@@ -140,6 +146,7 @@ def connect(
         connections=connections,
         epoch=epoch,
         fence_keys=fence_keys,
+        observers=observers,
     )
     load(LATER, type(locks._engine.store).__module__)
     return locks

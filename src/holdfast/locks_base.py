@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from holdfast.claim import (
     LARGEST_LIMIT,
+    Claim,
     FenceKeys,
+    Grant,
     Holder,
     Keys,
     LockInfo,
@@ -19,11 +24,12 @@ from holdfast.claim import (
     escaped,
 )
 from holdfast.core import log
+from holdfast.core.breaking import note_name, note_text
 from holdfast.core.contract import Finding, Guarantee, Runtime, Settings, Store
 from holdfast.core.engine import Engine
 from holdfast.core.renewer import Renewer
 from holdfast.durations import Duration, seconds, timeout_seconds
-from holdfast.errors import GuaranteeNotMet, Unsupported
+from holdfast.errors import GuaranteeNotMet, HoldfastError, Unsupported
 from holdfast.io import lifetime
 from holdfast.io.threads import RenewerThread
 from holdfast.one_process import OneProcess
@@ -32,6 +38,7 @@ from holdfast.primitives.options import LockOptions, Options, check_ttl, make_op
 from holdfast.url import open_store
 
 if TYPE_CHECKING:
+    from holdfast.core.events import Events, Observer
     from holdfast.primitives.election import ElectionBase
     from holdfast.primitives.every import EveryRules, Missed
     from holdfast.primitives.multi import MultiLockBase
@@ -50,6 +57,13 @@ K = TypeVar("K", bound=LockBase[Any])
 
 PAGE = 200
 LONGEST_LIST = 100_000
+NOTE_TTL_SECONDS = 10.0
+"""The ttl of the hold under which the reason of a break is recorded."""
+NOTE_SECONDS = 2.0
+"""How long a break waits until the reason is recorded."""
+KEEP_NOTE_SECONDS = 3600.0
+"""How long that record is kept after the end that the broken hold had in the store."""
+LONGEST_NOTE_SECONDS = 24 * 3600.0
 
 
 class LocksBase(OneProcess, Generic[K, M, E, J, V]):
@@ -74,16 +88,17 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         connections: int = 4,
         epoch: int = 0,
         fence_keys: Keys = (),
+        observers: Iterable[Observer] = (),
     ) -> None:
         settings = Settings(_namespace(namespace), _count(connections, "connections"))
-        store = open_store(url, settings)
+        store = self._open(url, settings)
         _check_required(store, require)
         self._defaults = LockOptions(
             check_ttl(seconds(ttl, "ttl"), store), timeout_seconds(timeout)
         )
         check_epoch(epoch)
         keys = FenceKeys(fence_keys)
-        self._renewer_thread = RenewerThread(store)
+        self._renewer_thread = self._new_renewer(store)
         self._engine = Engine(
             store,
             runtime,
@@ -92,9 +107,19 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
             epoch=epoch,
         )
         self._engine.fence_keys = keys
+        self._engine.log_events = partial(_log_events, weakref.ref(self._engine))
+        _observe(self._engine, observers)
         self._engine.on_fork.append(self._renewer_thread.forked)
         lifetime.at_fork(self._engine)
         weakref.finalize(self._engine, _end, self._renewer_thread.renewer).atexit = False
+
+    # A client of ``holdfast.testing`` has another store, and a renewer in virtual time.
+
+    def _open(self, url: str | object, settings: Settings) -> Store:
+        return open_store(url, settings)
+
+    def _new_renewer(self, store: Store) -> RenewerThread:
+        return RenewerThread(store)
 
     @property
     def guarantees(self) -> frozenset[Guarantee]:
@@ -119,6 +144,8 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         - ``reentrant``: ``True`` if the thread or task that holds it may acquire it again
         - ``max_hold``: a limit of the total time, renewed or not
         - ``note``: text that others see beside the hold
+        - ``kind``: one word for many names, as a label of metrics; without it, the text before the
+          first colon of the name
 
         Durations are seconds or a ``timedelta``. Raises ``TypeError`` or ``ValueError`` for an
         option that does not exist or does not fit; contacts nothing.
@@ -248,10 +275,16 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError("break_lock() needs a reason: it is logged with the holders")
         holders: Sequence[Holder] = (await self._engine.backend.look(check_name(name))).holders
+        if holders and Guarantee.RECORDS in self._engine.store.guarantees:
+            note = _note_break(self._engine, name, reason, holders)
+            await self._engine.runtime.within(note, NOTE_SECONDS)
         tokens = await self._engine.backend.revoke(name)
         if tokens:
             _log_broken(self._engine, name, reason, holders)
             self._engine.broke(name, tokens, escaped(reason))
+            if self._engine.events is not None:
+                kind = LockInfo(name, 0, tuple(holders), ()).kind
+                self._engine.events.broken(name, kind, tokens, reason, holders)
         return max(tokens, default=None)
 
     async def _check(self) -> list[Finding]:
@@ -274,22 +307,72 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
             warnings.warn(message, ResourceWarning, stacklevel=4)
 
 
+def _observe(engine: Engine, observers: Iterable[Observer]) -> None:
+    """Connects the client with its observers, and with those of the whole process. Without any of
+    them nothing is imported."""
+    named = os.environ.get("HOLDFAST_OBSERVE", "")
+    if observers or named or "holdfast.core.events" in sys.modules:
+        from holdfast.observe.wiring import events_of
+
+        engine.events = engine.renewer.events = events_of(engine, observers, named)
+
+
+def _log_events(engine: weakref.ref[Engine]) -> Events:
+    """Makes the log the only observer of a client: its lines are wanted at DEBUG."""
+    from holdfast.observe.wiring import log_events_of
+
+    client = engine()
+    assert client is not None
+    client.events = client.renewer.events = log_events_of(client)
+    return client.events
+
+
 def _end(renewer: Renewer) -> None:
     """Ends the renewer: the client, its locks and its leases are all garbage."""
     renewer.close()
 
 
+async def _note_break(engine: Engine, name: str, reason: str, holders: Sequence[Holder]) -> None:
+    """Records the reason for the holders, before they are broken. A failure is only logged, and the
+    caller does not wait for long: nothing of this may keep anybody from breaking a lock."""
+    store, me = engine.store, engine.runtime.me()
+    ttl = min(max(NOTE_TTL_SECONDS, store.shortest_ttl), store.longest_ttl)
+    host, pid = engine.runtime.where()
+    text = note_text([holder.token for holder in holders], f"{host} pid {pid}", reason)
+    left = max(holder.remaining for holder in holders)
+    keep = KEEP_NOTE_SECONDS + min(left, LONGEST_NOTE_SECONDS)
+    owner, label = os.urandom(16).hex(), engine.label(me, "")
+    claim = Claim(note_name(name), Mode.EXCLUSIVE, 1, 0, ttl, owner, label)
+    over = False
+    try:
+        until = engine.runtime.now() + NOTE_SECONDS
+        answer = await engine.backend.attempt(claim, join=False, until=until)
+        if isinstance(answer, Grant):  # else another client breaks the name, with its own reason
+            await engine.backend.record(answer, text, keep)
+            await engine.backend.release(answer)
+        over = True
+    except HoldfastError as error:
+        text = "the holder of %r on %s is not told the reason: %s"
+        log.info(text, name, store.display, error, part="lock")
+    finally:
+        if not over:
+            engine.renewer.undo(claim)
+
+
 def _log_broken(engine: Engine, name: str, reason: str, holders: Sequence[Holder]) -> None:
     held_by = "; ".join(str(holder) for holder in holders) or "unknown"
     why = escaped(reason)  # often what a person typed into a form
-    log.warning("broke %r on %s, held by %s: %s", name, engine.store.display, held_by, why)
+    store, about = engine.store.display, {"event": "broken", "name": name, "reason": why}
+    log.warning(
+        "broke %r on %s, held by %s: %s", *(name, store, held_by, why), part="lock", **about
+    )
 
 
 def _namespace(text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"namespace is text, not {type(text).__name__}")
-    check_name(text)
-    if len(text) > 64 or not all(c.isalnum() or c in "-_.:" for c in text) or not text.isascii():
+    letters = all(c.isalnum() or c in "-_.:" for c in text)
+    if not 0 < len(text) <= 64 or not letters or not text.isascii():
         raise ValueError(
             f"namespace has 1 to 64 letters, digits and -_.: of ASCII; not {text[:80]!r}"
         )

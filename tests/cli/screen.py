@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
+import termios
 import time
 
 from cli.processes import HANG_SECONDS, Cli
@@ -37,6 +40,10 @@ class Shell:
                 self._seen += os.read(self._fd, 65536).decode(errors="replace")
         self._seen = self._seen[match.end() :]
         return match[0]
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Changes the size of the window, as a person does."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def run(self, line: str) -> None:
         """Types a line and waits for its echo."""

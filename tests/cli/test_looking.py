@@ -65,8 +65,8 @@ def test_ls_shows_what_it_can_not_read(cli: Cli) -> None:
 
 
 def test_ls_shows_notices_beside_holders_and_waiters() -> None:
-    holder = Holder("host", 1, "thread", "nightly", Mode.EXCLUSIVE, 7, (), 0.0, 5.0)
-    waiter = Waiter("host", 1, "thread", "", Mode.EXCLUSIVE, 0.0, 0)
+    holder = Holder("host", 1, "thread", "nightly", "", "", Mode.EXCLUSIVE, 7, (), 0.0, 5.0)
+    waiter = Waiter("host", 1, "thread", "", "", "", Mode.EXCLUSIVE, 0.0, 0)
     held = rows_of(LockInfo("x", 0, (holder,), (), "slow"))
     assert [(row[0], row[-1]) for row in held] == [("x", "nightly"), ("", "notice: slow")]
     [waited_for] = rows_of(LockInfo("x", 0, (), (waiter,), "slow"))
@@ -87,8 +87,10 @@ def test_json_is_complete_and_has_no_secrets(cli: Cli) -> None:
     }
     [found] = info["holders"]
     assert set(found) == {
-        *("host", "pid", "thread", "note", "mode", "token", "slots", "since", "remaining")
+        *("host", "pid", "thread", "note", "kind", "traceparent"),
+        *("mode", "token", "slots", "since", "remaining"),
     }
+    assert info["kind"] == "x"
     assert (found["pid"], found["mode"], found["slots"], found["note"]) == (
         holder.pid,
         "slots",
@@ -225,6 +227,6 @@ def test_times_that_others_wrote_are_shown(moment: float) -> None:
     """A row with a time that is none does not end the list of all others."""
     assert since(moment) == "?"
     assert duration(moment) in ("?", "0.0 s") or duration(moment).endswith(" d")
-    holder = Holder("h", 1, "t", "", Mode.EXCLUSIVE, 1, (), moment, moment)
+    holder = Holder("h", 1, "t", "", "", "", Mode.EXCLUSIVE, 1, (), moment, moment)
     shown = json.dumps(as_plain_data(LockInfo("a", 0, (holder,), ())), allow_nan=False)
     assert json.loads(shown)["holders"][0]["host"] == "h"

@@ -127,7 +127,12 @@ def test_doubt_gives_the_command_time_to_end_well(cli: Cli) -> None:
     )
     assert read_line(process) == "saved\n"
     blocker.communicate(b"\n")
-    assert process.wait() == 76
+    _, errors = process.communicate()
+    assert process.returncode == 76
+    last = errors.splitlines()[-1]
+    assert (
+        last == "holdfast: 'x' was not renewed in time, and about to be lost; the command was ended"
+    )
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])

@@ -70,6 +70,12 @@ def test_verbs(word: str, meant: str) -> None:
     assert f"there is no verb {word!r}: did you mean {meant}? (there are " in str(_no_verb(word))
 
 
+@pytest.mark.parametrize(("word", "hint"), [("--verison", ": did you mean --version?"), ("-n", "")])
+def test_options_before_the_verb(word: str, hint: str) -> None:
+    expected = f"there is no option {word!r} before the verb{hint} (others follow the verb)"
+    assert str(_no_verb(word)) == expected
+
+
 @pytest.mark.parametrize("verb", ["run", "once", "elect"])
 def test_a_command_without_dashes(cli: Cli, verb: str) -> None:
     result = cli(verb, "x", "echo", "hi")

@@ -103,7 +103,9 @@ def wait_for(store: Any) -> Waiting:
 
 
 def info(*pids: int, notice: str = "") -> LockInfo:
-    holders = [Holder("web-1", n, "t", "", Mode.SHARED, 1, (), time.time(), 9.0) for n in pids]
+    holders = [
+        Holder("web-1", n, "t", "", "", "", Mode.SHARED, 1, (), time.time(), 9.0) for n in pids
+    ]
     return LockInfo("x", 0, tuple(holders), (), notice)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.claim import Busy, Claim, Grant, LockInfo
 from holdfast.core import log
 
 
@@ -108,9 +109,57 @@ def test_a_store_that_cannot_be_reached(lines: pytest.LogCaptureFixture) -> None
         pytest.raises(holdfast.BackendUnavailable),
     ):
         locks.lock("a", timeout=1).acquire()
-    first, second, *_ = told(lines, "holdfast.store")
+    steps = [line for line in told(lines, "holdfast.store") if line.startswith("unreachable")]
+    first, second, *_ = steps
     assert first.startswith("unreachable: attempt 1 for 'a'; the next one in 0 s: redis at ")
     assert re.match(r"unreachable: attempt 2 for 'a'; the next one in \d", second)
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_a_long_wait_is_told_at_info_and_costs_nothing_otherwise(
+    locks: holdfast.Locks,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    level: int,
+) -> None:
+    """Naming the holder is a request, and there may be many waiters."""
+    caplog.set_level(level, "holdfast")
+    monkeypatch.setattr("holdfast.core.acquire.LONG_WAIT_SECONDS", 0.0)
+    attempts, looks = count_calls(locks, monkeypatch)
+    with holdfast.connect("memory://debug-log") as other, other.lock("a", note="its note"):
+        waiter = threading.Thread(target=lambda: locks.lock("a").acquire(timeout=4))
+        waiter.start()
+        while len(attempts) < 3:  # the second of them knows that it has waited
+            for waiting in locks._engine.local_queues.all():
+                locks._engine.nudge(waiting.claim)
+            assert waiter.is_alive()
+            time.sleep(0.05)
+        looked = len(looks)
+        waiter.join()
+    (*lines,) = (line for line in told(caplog, "holdfast.lock") if line.startswith("waiting for"))
+    assert looked == len(lines) == (level == logging.INFO)
+    for line in lines:
+        assert re.match(r"waiting for 'a' on memory://debug-log for .* s: held by .*its note", line)
+
+
+def count_calls(
+    locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[object], list[object]]:
+    """Records the attempts of a client, and its looks at holders."""
+    backend, attempts, looks = locks._engine.backend, list[object](), list[object]()
+    attempt, look = backend.attempt, backend.look
+
+    async def attempted(claim: Claim, *, join: bool, until: float | None = None) -> Grant | Busy:
+        attempts.append(claim)
+        return await attempt(claim, join=join, until=until)
+
+    async def looked(name: str) -> LockInfo:
+        looks.append(name)
+        return await look(name)
+
+    monkeypatch.setattr(backend, "attempt", attempted)
+    monkeypatch.setattr(backend, "look", looked)
+    return attempts, looks
 
 
 def test_nothing_is_said_unless_it_is_asked_for(

@@ -121,7 +121,7 @@ def test_attempts_go_on_until_the_time_is_over(
 
 @pytest.mark.parametrize("slow", [0.0, 1.0], ids=["fast", "slow"])
 @pytest.mark.parametrize("timeout", [0.0, 0.1])
-def test_a_short_timeout_gives_the_first_request_a_second(
+def test_a_short_timeout_gives_the_first_request_most_of_a_second(
     monkeypatch: pytest.MonkeyPatch, timeout: float, slow: float
 ) -> None:
     """Enough on a busy machine, and no more on a store that hangs; ``timeout=0``, which is one
@@ -138,8 +138,31 @@ def test_a_short_timeout_gives_the_first_request_a_second(
         engine.renewer.answered(engine.runtime.now() - slow)
         with locks.lock("name", timeout=timeout):
             pass
-    expected = 3 * slow if slow and not timeout else 1.0
-    assert expected - 0.5 < seconds[0] <= expected + 0.01
+    expected = 3 * slow if slow and not timeout else 0.9
+    assert expected - 0.3 < seconds[0] <= expected + 0.01
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.1])
+def test_a_store_that_hangs_delays_acquire_and_close_by_a_second_in_all(
+    monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """By the deadlines that both give their requests, so that a busy machine does not matter."""
+    with holdfast.connect(_new()) as locks:
+        engine, seconds = locks._engine, []
+
+        async def hang(*_: object, until: float, **__: object) -> NoReturn:
+            seconds.append(until - engine.runtime.now())
+            time.sleep(max(0.0, seconds[-1]))
+            raise BackendUnavailable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.backend, "attempt", hang)
+            patch.setattr(engine.renewer.backend, "abandon", _refuse)
+            with pytest.raises(BackendUnavailable, match="no answer"):
+                locks.lock("name", timeout=timeout).acquire()
+            # The asyncio client gives half as much again to what still runs on its loop.
+            closing = 1.5 * engine.renewer.close_seconds()
+    assert seconds[0] + closing <= 1.0
 
 
 def test_the_error_has_the_true_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,3 +204,9 @@ def test_release_of_what_is_not_held_is_a_runtime_error(locks: Any) -> None:
     with pytest.raises(RuntimeError) as refused:
         locks.lock("a").release()
     assert isinstance(refused.value, HoldfastError)
+
+
+@pytest.mark.parametrize("namespace", ["", "a b", "é", "x" * 65, "a\n"])
+def test_a_namespace_that_is_none_is_told_as_one(namespace: str) -> None:
+    with pytest.raises(ValueError, match=r"^namespace has 1 to 64 letters"):
+        holdfast.connect("memory://", namespace=namespace)

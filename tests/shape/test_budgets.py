@@ -18,17 +18,20 @@ ROOT = Path(holdfast.__file__).parent
 LONGEST_FUNCTION = 50
 MOST_FILES_OF_A_STORE = 10
 MOST_MODULES_OF_A_FOLDER = 15
-MAY_BE_LONG = {"io": 19}
-"""Until ``http_aio`` and ``long_poll_aio`` are gone: their protocols move to the drivers."""
+MAY_BE_LONG = {"core": 17, "cli": 22}
+"""``core`` since ``events``, which no other module of it could be a part of; ``cli`` has a module
+per verb."""
 SMALL_MODULE = 80
 MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 """Names that say what a module has: they stay apart also where they are short."""
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
-CODE_LINES = {"core": 1960, "io": 2950, "stores": 20000}
+FOREIGN_CLASS_NAMES = {"Command"}
+"""Django asks for this name in each module of a management command."""
+CODE_LINES = {"core": 2570, "io": 2540, "stores": 20230}
 """Lines of code, without blanks, comments and docstrings. The rules of admission came from two
-stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store that
-moves to them leaves its own behind."""
-CODE_GROWTH = 1.05
+stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store left its
+own behind. ``core/events.py`` has a value for each event, with its fields."""
+CODE_GROWTH = 1.02
 
 
 def modules() -> Iterator[Path]:
@@ -99,7 +102,7 @@ def test_a_class_name_means_one_thing() -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in modules():
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name not in FOREIGN_CLASS_NAMES:
                 places[node.name].append(path.relative_to(ROOT).as_posix())
     many = {name: at for name, at in places.items() if len(at) > MOST_MEANINGS_OF_A_CLASS_NAME}
     assert many == {}

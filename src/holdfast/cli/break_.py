@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         "Only a fence at the resource stops what the old holder still does.",
     )
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--reason", metavar="TEXT", required=True, help="why; printed and logged")
+    parser.add_argument("--reason", metavar="TEXT", required=True, help="why; told to the holder")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask on a terminal")
     json_option(parser)
     epoch_option(parser)

@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
     )
     parser.runs_command = True
     parser.add_argument("name", metavar="NAME", help="what is led")
-    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
+    parser.add_argument(
+        "--ttl", metavar="TIME", type=length, help="how long it lasts without renewal (30s)"
+    )
     parser.add_argument("--note", metavar="TEXT", help="what others see of the leader")
     parser.add_argument(
         "--health",
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
                 ending = _term(child, election, waiting, health)
     finally:
         child.close()
-    return answer(ending)
+    return answer(ending, options.name)
 
 
 def _health(options: SimpleNamespace) -> AbstractContextManager[HealthServer | None]:

@@ -69,9 +69,9 @@ def run_job(child: Command, locks: Locks, job: Job, conflict_code: int = NOT_ACQ
         with waiting:
             outcome = job.run(work)
     except CommandFailed as end:
-        return answer(end.ending)
+        return answer(end.ending, job.key)
     except CommandStopped as end:
-        return answer(end.ending, end.lost)
+        return answer(end.ending, job.key, end.lost)
     return 0 if outcome.ran else _not_run(outcome, conflict_code)
 
 

@@ -20,21 +20,30 @@ VERBS: dict[str, tuple[str, str]] = {
     "elect": ("elect", "run a command while this is the leader"),
     "ls": ("ls", "list the names that are held or waited for"),
     "show": ("show", "show holders and waiters of a name"),
+    "why": ("why", "say in sentences why a name can't be had"),
+    "top": ("top", "watch a store live on the terminal: what waits longest comes first"),
+    "dashboard": ("dashboard", "watch a store live in the browser"),
     "break": ("break_", "end the hold of another client"),
     "fence": ("fence", "carry a fence to a resource"),
+    "stores": ("stores", "compare the stores: promises and speed"),
+    "estimate": ("estimate", "estimate waits and what a crash costs, before it is built"),
     "check": ("check", "contact a store and verify what its guarantees rest on"),
     "init": ("init", "mark a new deployment of a store as new"),
     "schema": ("schema", "print the SQL that a database store needs"),
+    "exporter": ("exporter", "serve what a store holds to Prometheus"),
     "bench": ("bench", "measure a store of your own"),
 }
 
 OTHER_VERBS = {
-    **dict.fromkeys(("list", "locks", "ps", "top"), "ls"),
+    **dict.fromkeys(("list", "locks", "ps"), "ls"),
     **dict.fromkeys(("info", "inspect", "status", "get", "who"), "show"),
+    **dict.fromkeys(("explain", "blocked"), "why"),
     **dict.fromkeys(("lock", "exec", "with", "flock"), "run"),
     **dict.fromkeys(("unlock", "release", "rm", "delete", "kill"), "break"),
     **dict.fromkeys(("leader", "campaign"), "elect"),
     **dict.fromkeys(("ping", "test", "doctor"), "check"),
+    **dict.fromkeys(("watch", "htop"), "top"),
+    **dict.fromkeys(("web", "ui", "serve"), "dashboard"),
 }
 """Words that people try first."""
 
@@ -90,9 +99,13 @@ def _no_verb(word: str) -> Exception:
     from holdfast.cli.exits import USAGE, Refused
     from holdfast.cli.parsing.parser import without_urls
 
-    meant = OTHER_VERBS.get(word) or "".join(get_close_matches(word, VERBS, 1))
+    option = word.startswith("-")
+    known = ("--help", "--version") if option else tuple(VERBS)
+    meant = OTHER_VERBS.get(word) or "".join(get_close_matches(word, known, 1))
     hint = f": did you mean {meant}?" if meant else ""
-    message = f"there is no verb {word!r}{hint} (there are {', '.join(VERBS)})"
+    message = f"there is no verb {word!r}{hint} (there are {', '.join(known)})"
+    if option:
+        message = f"there is no option {word!r} before the verb{hint} (others follow the verb)"
     return Refused(without_urls(message, [word]), USAGE)
 
 
@@ -102,10 +115,10 @@ def _help(_: list[str]) -> int:
     width = terminal_columns()
     print("usage: holdfast VERB …\n")
     for verb, (_module, purpose) in VERBS.items():
-        first, *more = wrap(purpose, max(20, width - 11))
-        print(f"  {verb:<8} {first}")
+        first, *more = wrap(purpose, max(20, width - 13))
+        print(f"  {verb:<10} {first}")
         for line in more:
-            print(f"{'':<11}{line}")
+            print(f"{'':<13}{line}")
     store = "The store is --url, else $HOLDFAST_URL, else the embedded store of this machine."
     print("", *wrap(f"holdfast VERB --help says more. {store}", width), sep="\n")
     return 0

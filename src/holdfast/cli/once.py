@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--record-failure", action="store_true", help="a failed run counts, and is not run again"
     )
-    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
+    parser.add_argument(
+        "--ttl", metavar="TIME", type=length, help="how long it lasts without renewal (30s)"
+    )
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     conflict_option(parser)
     epoch_option(parser)

@@ -5,7 +5,9 @@ The only implementation: both clients and the simulator run it.
 
 from __future__ import annotations
 
-from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo
+from typing import TYPE_CHECKING
+
+from holdfast.claim import Busy, Claim, Grant, LockInfo
 from holdfast.core import log
 from holdfast.core.backoff import (
     FIRST_WAITER_SECONDS,
@@ -30,16 +32,20 @@ from holdfast.errors import (
     Unsupported,
 )
 
+if TYPE_CHECKING:
+    from holdfast.core.events import LockUse
+
 __all__ = ["acquire", "attempt_once"]
 
 LONG_WAIT_SECONDS = 10.0
 """A longer wait is logged, once."""
 LOOK_SECONDS = 0.4
-"""How long a timeout may be delayed to name the holder."""
-FIRST_REQUEST_SECONDS = 1.0
+"""How long a timeout, or the begin of a wait, may be delayed to name the holder."""
+FIRST_REQUEST_SECONDS = 0.9
 LEAST_REQUEST_SECONDS = 0.5
 """The first request of an acquire has at least the first value for its answer, however short the
-caller's timeout is; a later one the second, also if the timeout is nearly over."""
+caller's timeout is; a later one the second, also if the timeout is nearly over. A second is
+promised with ``close``, which has the rest of it."""
 SPIN_SECONDS = 0.002
 """A wait that ends sooner than this counts as a spin."""
 MOST_SPINS = 8
@@ -66,9 +72,10 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
     except BaseException as error:
         if not _is_refusal(error):
             if isinstance(error, BackendUnavailable):
-                engine.renewer.unanswered(sent)
+                engine.renewer.unanswered(sent, error)
             late = engine.runtime.now() >= by
-            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS)
+            ordered = not isinstance(error, BackendUnavailable)
+            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS, ordered=ordered)
         raise
     raise await _timed_out(engine, claim, options, answer.reason)
 
@@ -111,8 +118,7 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
         waiter.gone = True
         traces = waiter.in_store_queue or waiter.unanswered or waiter.answer is not None
         if traces or not _is_refusal(error):
-            late = until is not None and engine.runtime.now() >= until
-            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS)
+            await _undo(engine, waiter, until, error)
         raise
     finally:
         engine.renewer.waits.pop(claim.owner, None)
@@ -126,12 +132,22 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
             raise
 
 
+async def _undo(
+    engine: Engine, waiter: LocalWaiter, until: float | None, error: BaseException
+) -> None:
+    late = until is not None and engine.runtime.now() >= until
+    ordered = not waiter.unanswered and not isinstance(error, BackendUnavailable)
+    await engine.undo(waiter.claim, 0.0 if late else UNDO_WAIT_SECONDS, ordered=ordered)
+
+
 async def _wait_locally(
     engine: Engine, waiter: LocalWaiter, options: AcquireOptions, outage: _Outage
 ) -> None:
     """Waits until the waiter is the first of its client; raises ``LockTimeout``, or
     ``BackendUnavailable`` if the waiter in front of it gets no answers."""
     runtime = engine.runtime
+    if options.use is not None:
+        await _tell_waiting(engine, waiter.claim, options.use, None)
     if trace := log.tracer("lock"):
         where = engine.store.display
         trace("busy: %r on %s, behind other waiters of this client", waiter.claim.name, where)
@@ -214,14 +230,12 @@ class _StoreWait:
         engine, waiter = self._engine, self._waiter
         now = engine.runtime.now()
         if not waiter.in_store_queue:
-            self._started = now
-            waiter.in_store_queue = True
-            engine.renewer.refresh_waiter(waiter)
+            now = await self._join(busy, now)
         if self._until is not None and now >= self._until:
             await self._give_up(busy)
         if not self._logged and now - self._started > LONG_WAIT_SECONDS:
             self._logged = True
-            log.info(await _describe_wait(engine, waiter.claim, now - self._started, busy.reason))
+            await _log_wait(engine, waiter.claim, now - self._started, busy.reason)
         wake_at = self._wake_at(busy, now)
         if trace := log.tracer("lock"):
             text = "busy: %r on %s, %d in front; attempts again after a wake-up, or in %.3g s"
@@ -239,6 +253,17 @@ class _StoreWait:
             trace("woken: %s %r after %.3g s", how, waiter.claim.name, waited)
         if waiter.answer is None:
             await self._pause_if_spinning(now)
+
+    async def _join(self, busy: Busy, now: float) -> float:
+        """The claim has an entry in the store's queue now; returns the time."""
+        engine, waiter, use = self._engine, self._waiter, self._options.use
+        self._started = now
+        waiter.in_store_queue = True
+        engine.renewer.refresh_waiter(waiter)
+        if use is None:
+            return now
+        await _tell_waiting(engine, waiter.claim, use, busy.place)
+        return engine.runtime.now()
 
     def _is_usable(self, grant: Grant, sent: float) -> bool:
         """Whether to use a direct grant, which the store made after ``sent`` and for
@@ -328,7 +353,7 @@ class _Outage:
         if error.final:
             raise error
         self._tries += 1
-        self._engine.renewer.unanswered(sent)
+        self._engine.renewer.unanswered(sent, error)
         known = self._engine.local_queues.unreachable(self._claim.name, sent, error)
         self._since = self._seen(known.since)
         self._check_time(0.0, error)
@@ -385,11 +410,6 @@ def _too_late(engine: Engine, claim: Claim, sent: float) -> BackendUnavailable:
     )
 
 
-def _describe(holder: Holder, now: float) -> str:
-    """One holder, for people."""
-    return f"{holder}, for {max(0.0, now - holder.since):.0f} s"
-
-
 async def _timed_out(
     engine: Engine,
     claim: Claim,
@@ -401,8 +421,6 @@ async def _timed_out(
 ) -> LockTimeout:
     """The error of an acquire whose timeout is over; names the holder if the store ``answers``. If
     the acquire was ``behind`` other waiters of its client, the store may have stopped to do so."""
-    if trace := log.tracer("lock"):
-        trace("timed out: %r on %s", claim.name, engine.store.display)
     if not options.explain:
         return LockTimeout("", name=claim.name)
     ahead = 0 if behind is None else engine.local_queues.ahead_of(behind)
@@ -421,10 +439,31 @@ async def _timed_out(
     return LockTimeout(message + why, name=claim.name, holder=holder)
 
 
-async def _describe_wait(engine: Engine, claim: Claim, waited: float, reason: str) -> str:
-    """The log line of an acquire that waits for long."""
+async def _tell_waiting(engine: Engine, claim: Claim, use: LockUse, place: int | None) -> None:
+    """Tells observers that the acquire has to wait: once, with the holder if one of them wants it.
+    A waiter behind others of its client (``place`` is ``None``) sends no request for that."""
+    from holdfast.core.events import own_holder
+
+    holder = None
+    if use.events.wants_holder(use):
+        holder = own_holder(engine, use)
+        if holder is None and place is not None:
+            info = await engine.runtime.within(_look(engine, claim), LOOK_SECONDS)
+            holder = info.holders[0] if info and info.holders else None
+    use.events.waiting(use, place, holder)
+
+
+async def _log_wait(engine: Engine, claim: Claim, waited: float, reason: str) -> None:
+    """Logs that an acquire has waited for long, and for whom."""
+    if not log.wants_info(
+        "lock"
+    ):  # there may be many waiters, and finding out costs a request each
+        return
     why = _why(await _look(engine, claim), reason, engine.runtime.wall())
-    return f"waiting for {claim.name!r} on {engine.store.display} for {shown(round(waited))}{why}"
+    where, seconds = engine.store.display, shown(round(waited))
+    about = {"event": "waiting", "store": where, "name": claim.name, "waited": waited}
+    text = "waiting for %r on %s for %s%s"
+    log.info(text, claim.name, where, seconds, why, part="lock", **about)
 
 
 async def _look(engine: Engine, claim: Claim) -> LockInfo | None:
@@ -442,7 +481,4 @@ def _why(info: LockInfo | None, reason: str, now: float) -> str:
         return f": {reason}"
     if info is None or not info.holders:
         return ""
-    first, *others = info.holders
-    more = f" and {len(others)} more" if others else ""
-    notice = f" ({info.notice})" if info.notice else ""
-    return f": held by {_describe(first, now)}{more}{notice}"
+    return f": {'; '.join(info.explain(now))}"

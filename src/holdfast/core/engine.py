@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
+from typing import TYPE_CHECKING
 from weakref import WeakMethod, ref
 
 from holdfast.claim import Claim, FenceKeys, Grant, write_label
 from holdfast.core import log
+from holdfast.core.breaking import why_lost
 from holdfast.core.contract import Backend, Exchanging, Runtime, Store
 from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.core.local_queue import LocalQueues, LocalWaiter
 from holdfast.core.renewer import LATEST_ARRIVAL_SECONDS, Renewer
 from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.core.events import Events, LockUse
 
 __all__ = ["Engine"]
 
@@ -47,7 +52,11 @@ class Engine:
         """What acquires through this client, for messages: "thread" or "task"."""
         self.on_enter: Callable[[Engine], None] | None = None
         self.on_fork: list[Callable[[], None]] = []
-        self._labels: dict[tuple[str, str], str] = {}
+        self.events: Events | None = None
+        """What tells the observers; ``None`` if there are none."""
+        self.log_events: Callable[[], Events] | None = None
+        """Makes ``events`` for the log alone, when its lines are wanted first."""
+        self._labels: dict[tuple[str, str, str], str] = {}
         renewer.nudge = _weakly(WeakMethod(self.nudge))
         renewer.alive = runtime.alive  # the renewer runs on a thread, and knows no tasks
 
@@ -58,15 +67,25 @@ class Engine:
         if self.on_enter is not None:
             self.on_enter(self)
 
-    def label(self, me: Hashable, note: str) -> str:
-        """The label that the store keeps beside a claim: host, process, thread or task, note."""
+    def observing(self) -> Events | None:
+        """What tells the observers of an acquire that begins now, if there are any. The log is one
+        if its lines are wanted at this moment."""
+        if self.events is None and log.tracer("lock") is not None and self.log_events is not None:
+            return self.log_events()
+        return self.events
+
+    def label(self, me: Hashable, note: str, kind: str = "", use: LockUse | None = None) -> str:
+        """The label that the store keeps beside a claim: host, process, thread or task, note, the
+        kind if the program gave one, and the traceparent of an observer."""
         name = self.runtime.name_of(me)
-        label = self._labels.get((name, note))
+        if use is not None and (traceparent := use.events.traceparent(use)):
+            return write_label(*self.runtime.where(), name, note, kind, traceparent)
+        label = self._labels.get((name, note, kind))
         if label is None:
             if len(self._labels) >= KEPT_LABELS:
                 self._labels.clear()
             host, pid = self.runtime.where()
-            label = self._labels[name, note] = write_label(host, pid, name, note)
+            label = self._labels[name, note, kind] = write_label(host, pid, name, note, kind)
         return label
 
     def nudge(self, claim: Claim) -> None:
@@ -80,15 +99,11 @@ class Engine:
             since = grant.since
         now = self.runtime.now()
         cap = None if options.max_hold is None else now + options.max_hold
-        hold = Hold(grant, since, options.renew, cap)
+        hold = Hold(grant, since, options.renew, cap, options.use)
         if now >= hold.ends:
             return None
         hold.call_back = self.call_back
         self.renewer.add(hold)
-        if trace := log.tracer("lock"):
-            claim, certain = grant.claim, hold.ends - now
-            text = "granted %r (%s) on %s: token %d, %.3g s are certain"
-            trace(text, claim.name, claim.mode, self.store.display, grant.token, certain)
         if self.closed:  # while the request was under way
             raise HoldfastError(f"this client to {self.store.display} was closed")
         return hold
@@ -137,7 +152,7 @@ class Engine:
         try:  # begins before the local release: an interrupt anywhere in here is undone
             self.releasing.add(claim.owner)
             if not self.release_local(hold):
-                return self._is_still_held(hold)
+                return await self._not_released(hold)
             if self._exchanging is not None:
                 next_waiter = self.local_queues.in_store_queue(claim.name)
             if self._exchanging is None or next_waiter is None:
@@ -146,40 +161,71 @@ class Engine:
                 ours, answer = await self._exchanging.exchange(hold.grant, next_waiter.claim)
                 await self._deliver(next_waiter, answer, sent)
         except HoldfastError as error:
-            log.warning("releasing %r on %s failed: %s", claim.name, self.store.display, error)
+            self._release_failed(claim, sent, error)
             if next_waiter is not None:
                 self._exchange_failed(next_waiter)
             await self.undo(claim)
             if sent >= hold.ends:
                 self.renewer.declare_lost(hold, "its certain time is over")
                 return False
+            self._tell_released(hold, None)
             return None
         except GeneratorExit:  # the loop is gone: nothing can be awaited here
             self.renewer.undo(claim)
+            self._tell_released(hold, None)
             raise
         except BaseException:  # cancelled or interrupted: the request may have arrived or not
             if next_waiter is not None:
                 self._exchange_failed(next_waiter)
-            await self.undo(claim)
+            try:
+                await self.undo(claim)
+            finally:
+                self._tell_released(hold, None)
             raise
         finally:
             self.releasing.discard(claim.owner)
-        return self._released(hold, ours, sent)
+        return await self._released(hold, ours, sent)
 
-    def _released(self, hold: Hold, ours: bool | None, sent: float) -> bool | None:
+    def _release_failed(self, claim: Claim, sent: float, error: HoldfastError) -> None:
+        text, store = "releasing %r on %s failed: %s", self.store.display
+        log.warning(text, claim.name, store, error, part="lock", store=store, name=claim.name)
+        if self.events is not None:
+            self.events.unanswered("release", sent, error)
+
+    async def _released(self, hold: Hold, ours: bool | None, sent: float) -> bool | None:
         """The result of a release that the store has answered."""
-        if trace := log.tracer("lock"):
-            claim, answer = hold.grant.claim, {True: "yes", False: "no", None: "unknown"}[ours]
-            text = "released %r on %s: token %d, still ours: %s"
-            trace(text, claim.name, self.store.display, hold.grant.token, answer)
-        if ours is False or sent >= hold.ends:
-            reason = "the store no longer had it" if ours is False else "its certain time is over"
-            self.renewer.declare_lost(hold, reason)
+        if self.events is not None:
+            self.events.answered("release", self.runtime.now() - sent)
+        if ours is False:
+            reason = "the store no longer had it"
+            try:
+                told = await why_lost(self.runtime, self.backend, hold.grant, reason)
+                reason = told or reason
+            finally:  # also if it is cancelled here
+                self.renewer.declare_lost(hold, reason)
+        elif sent >= hold.ends:
+            self.renewer.declare_lost(hold, "its certain time is over")
             return False
         if ours is None:
             name, store = hold.grant.claim.name, self.store.display
-            log.info("%r on %s is over; whether this release ended it is unknown", name, store)
+            text = "%r on %s is over; whether this release ended it is unknown"
+            log.info(text, name, store, part="lock", store=store, name=name)
+        if hold.use is not None:
+            self._tell_released(hold, ours)
         return ours
+
+    async def _not_released(self, hold: Hold) -> bool:
+        """The result of a release that had nothing to end here. Asks once more why the hold was
+        lost, if the renewer could not wait for the answer."""
+        if hold.reason_unread:
+            hold.reason_unread = False
+            told = await why_lost(self.runtime, self.backend, hold.grant, hold.reason)
+            hold.reason = told or hold.reason
+        return self._is_still_held(hold)
+
+    def _tell_released(self, hold: Hold, ours: bool | None) -> None:
+        if hold.use is not None and hold.state is State.RELEASED:
+            hold.use.events.released(hold, ours)
 
     def broke(self, name: str, tokens: Collection[int], reason: str) -> None:
         """This client has broken holds of the name: its own among them are lost now."""
@@ -220,9 +266,12 @@ class Engine:
         if waiter.gone and claim.owner not in self.renewer.holds:
             self.renewer.undo(claim, after=LATEST_ARRIVAL_SECONDS if waiter.got_hold else 0.0)
 
-    async def undo(self, claim: Claim, wait_seconds: float = UNDO_WAIT_SECONDS) -> None:
+    async def undo(
+        self, claim: Claim, wait_seconds: float = UNDO_WAIT_SECONDS, *, ordered: bool = True
+    ) -> None:
         """Removes a claim of unknown outcome from the store, also if the caller is cancelled. Waits
-        at most so long for that; it goes on in the background."""
+        at most so long for that; it goes on in the background. Not ``ordered``: an attempt was not
+        answered, its connection was given up, and it may arrive after this."""
         hold = self.renewer.holds.get(claim.owner)
         if hold is not None:
             self.release_local(hold)
@@ -233,17 +282,18 @@ class Engine:
             return
         # In order behind the claim's own requests. The renewer does it if the loop ends first.
         self.renewer.undo(claim, after=UNDO_BACKUP_SECONDS)
-        await self.runtime.finish(self._abandon(claim), wait_seconds)
+        await self.runtime.finish(self._abandon(claim, ordered=ordered), wait_seconds)
 
-    async def _abandon(self, claim: Claim) -> None:
+    async def _abandon(self, claim: Claim, *, ordered: bool = True) -> None:
         seconds = self.renewer.finish_seconds() if self.closed else UNDO_BACKUP_SECONDS
         until = self.runtime.now() + seconds  # then the renewer does it
         try:
             await self.backend.abandon(claim, until=until)
         except HoldfastError as error:
-            log.debug("undoing %r on %s: %s", claim.name, self.store.display, error)
+            text = "undoing %r on %s: %s"
+            log.debug(text, claim.name, self.store.display, error, part="renew")
         else:
-            self.renewer.undone(claim)
+            self.renewer.undone(claim, ordered=ordered)
 
     def forked(self) -> None:
         """In a forked child: drops all holds, waiters and connections without a request."""
@@ -258,7 +308,9 @@ class Engine:
         self.reentry.clear()
         self.releasing.clear()
         for hold in holds:
-            hold.callbacks, hold.on_doubtful = [], None
+            if hold.use is not None:  # else observe.current() would give it
+                hold.use.ended = True
+            hold.callbacks, hold.on_doubtful, hold.use = [], None, None
             self.renewer.declare_lost(hold, "this process is a fork of the process that holds it")
         self.backend.forget()
         self.renewer.backend.forget()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.claim import Grant
+from holdfast.core.breaking import why_lost
 from holdfast.core.hold import Change, Hold, State
 from holdfast.errors import BackendUnavailable, HoldfastError, LockLost
 
@@ -90,8 +91,12 @@ async def _request(engine: Engine, hold: Hold, grant: Grant, sent: float, shorte
         hold.renew_by(engine.runtime.now())
         raise
     if claim.owner in answer.lost:
-        engine.renewer.lose_and_undo(hold, answer.lost[claim.owner])
-        raise _lost_error(engine, hold, answer.lost[claim.owner])
+        reason = answer.lost[claim.owner]
+        try:
+            reason = await why_lost(engine.runtime, engine.backend, grant, reason) or reason
+        finally:  # also if it is cancelled here
+            engine.renewer.lose_and_undo(hold, reason)
+        raise _lost_error(engine, hold, reason)
     return answer
 
 

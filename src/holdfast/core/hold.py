@@ -5,10 +5,13 @@ import enum
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import ref
 
 from holdfast.claim import Grant
+
+if TYPE_CHECKING:
+    from holdfast.core.events import LockUse
 
 __all__ = [
     "CONFIRM_SECONDS",
@@ -50,6 +53,8 @@ class AcquireOptions(NamedTuple):
     max_hold: float | None = None
     explain: bool = True
     """Whether a timeout sends one more request, to name the holder in the error."""
+    use: "LockUse | None" = None
+    """What observers are told of it; ``None`` if there are none."""
 
 
 def _no_caller() -> Hashable:
@@ -110,6 +115,7 @@ class Hold:
         "nested",
         "on_doubtful",
         "reason",
+        "reason_unread",
         "reentry_key",
         "renew",
         "renew_at",
@@ -117,11 +123,21 @@ class Hold:
         "state",
         "stored_ttl",
         "ttl_limit",
+        "use",
         "without_handle_since",
     )
 
-    def __init__(self, grant: Grant, since: float, renew: bool, cap: float | None) -> None:
+    def __init__(
+        self,
+        grant: Grant,
+        since: float,
+        renew: bool,
+        cap: float | None,
+        use: "LockUse | None" = None,
+    ) -> None:
         self.grant = grant
+        self.use = use
+        """What observers are told of it; ``None`` if there are none."""
         self.since = since
         """The clock before the granted request was sent."""
         self.renew = renew
@@ -141,6 +157,8 @@ class Hold:
         self.block = False
         """Whether only ``acquired_by`` can end it, by leaving its block."""
         self.reason = ""
+        self.reason_unread = False
+        """Whether the store has not yet told the reason of a break: see ``core/breaking.py``."""
         self.cause = ""
         """Why the last renewal failed, if it did."""
         self.changes: list[ref[Change]] = []

@@ -1,8 +1,9 @@
 """The log, under the name ``holdfast``. ``logging`` is imported with the first log line: a program
 that holds a lock for a moment never imports it.
 
-What happens at every acquire is logged at DEBUG only, under ``holdfast.lock`` (granted, busy,
-woken, released) and ``holdfast.store`` (a store that can't be reached): see ``tracer``.
+The parts are ``holdfast.lock``, ``holdfast.renew`` and ``holdfast.store``. What happens at every
+acquire is logged at DEBUG only: by the observer ``holdfast.observe.Logging``, and the steps of a
+wait by ``tracer``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_first_line", "debug", "exception", "info", "tracer", "warning"]
+__all__ = ["at_first_line", "debug", "exception", "info", "tracer", "wants_info", "warning"]
 
-DEBUG = 10
+DEBUG, INFO = 10, 20
 _prepare: list[Callable[[], None]] = []
 _traced: dict[str, Any] = {}
 
@@ -38,26 +39,33 @@ def tracer(part: str) -> Callable[..., None] | None:
     return logger.debug if logger.isEnabledFor(DEBUG) else None
 
 
-def debug(text: str, *values: object) -> None:
-    _logger().debug(text, *values, stacklevel=2)
+def wants_info(part: str = "") -> bool:
+    """Whether a line of ``info`` would be logged."""
+    return bool(_logger(part).isEnabledFor(INFO))
 
 
-def info(text: str, *values: object) -> None:
-    _logger().info(text, *values, stacklevel=2)
+def debug(text: str, *values: object, part: str = "") -> None:
+    _logger(part).debug(text, *values, stacklevel=2)
 
 
-def warning(text: str, *values: object) -> None:
-    _logger().warning(text, *values, stacklevel=2)
+def info(text: str, *values: object, part: str = "", **about: object) -> None:
+    """Logs under ``holdfast.<part>``; the record's ``holdfast`` attribute is ``about``."""
+    _logger(part).info(text, *values, stacklevel=2, extra={"holdfast": about})
 
 
-def exception(text: str, *values: object) -> None:
+def warning(text: str, *values: object, part: str = "", **about: object) -> None:
+    """Logs under ``holdfast.<part>``; the record's ``holdfast`` attribute is ``about``."""
+    _logger(part).warning(text, *values, stacklevel=2, extra={"holdfast": about})
+
+
+def exception(text: str, *values: object, part: str = "") -> None:
     """Logs with the traceback of the current exception."""
-    _logger().exception(text, *values, stacklevel=2)
+    _logger(part).exception(text, *values, stacklevel=2)
 
 
-def _logger() -> Any:
+def _logger(part: str) -> Any:
     import logging
 
     while _prepare:
         _prepare.pop()()
-    return logging.getLogger("holdfast")
+    return logging.getLogger(f"holdfast.{part}" if part else "holdfast")

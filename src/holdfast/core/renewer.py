@@ -12,12 +12,13 @@ watcher of the process (``core.watcher``) calls it too.
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 from holdfast.claim import Claim, Grant
 from holdfast.core import log
 from holdfast.core.backoff import RENEWAL_RETRY_SHARE, UNDO_BACKOFF, UNDO_RETRY_SECONDS
+from holdfast.core.breaking import NEWS_SECONDS, why_lost
 from holdfast.core.contract import (
     REFRESH_SECONDS,
     STALE_SECONDS,
@@ -31,6 +32,9 @@ from holdfast.core.local_queue import LocalWaiter
 from holdfast.core.watcher import FAILURE_PAUSE_SECONDS, NO_WATCHER, Plannable, PlannedLoop
 from holdfast.errors import BackendUnavailable, HoldfastError
 
+if TYPE_CHECKING:
+    from holdfast.core.events import Events
+
 __all__ = ["Renewer"]
 
 IDLE_SECONDS = 5.0
@@ -39,12 +43,12 @@ LEAST_UNDO_SECONDS = 1.0
 """The request of an undo has at least this long, also if a hold is due for renewal."""
 FINISH_SECONDS = 0.5
 LONGEST_FINISH_SECONDS = 5.0
-LEAST_FINISH_SECONDS = 0.1
+LEAST_FINISH_SECONDS = 0.05
 SLOW_ANSWERS = 3
 """``close`` waits this long without any answer, however much is to be released: half a second, or
-three times as long as the store's answers have taken before, five seconds at the most. Less, a
-tenth of a second, if the store has not answered a caller for as long already, and nothing is held
-or waits. The renewer's thread then goes on for at most five seconds in the background."""
+three times as long as the store's answers have taken before, five seconds at the most. Less, 50 ms,
+if the store has not answered a caller for as long already, and nothing is held or waits. The
+renewer's thread then goes on for at most five seconds in the background."""
 NEW_CONNECTION = 2
 """The first answer came over a new connection, which takes several round trips, and so may the
 first request of the renewer: ``close`` waits twice as long as that answer took, too."""
@@ -116,7 +120,9 @@ class Renewer(PlannedLoop):
         self.dropped: deque[Hold] = deque()
         self.undoing: dict[str, Undo] = {}
         self.watcher: Plannable = NO_WATCHER
-        self.unlogged: deque[tuple[str, str]] = deque()
+        self.events: Events | None = None
+        """What tells the observers of the client; ``None`` if there are none."""
+        self.unlogged: deque[tuple[Hold, str]] = deque()
         """Losses that ``check_ends`` found: logging is I/O, so the renewer's thread does it."""
         self.interrupted_losses: deque[tuple[Hold, str]] = deque()
         """Losses whose callbacks were perhaps not all called, because of an interrupt."""
@@ -197,13 +203,23 @@ class Renewer(PlannedLoop):
                 self.undoing.pop(next(iter(self.undoing)), None)
         self.plan(max(at, self._undo_again_at))
 
-    def undone(self, claim: Claim) -> None:
-        """The client itself has abandoned the claim, in order behind the claim's own requests."""
-        self.undoing.pop(claim.owner, None)
+    def undone(self, claim: Claim, *, ordered: bool) -> None:
+        """The client itself has abandoned the claim. Unless that was in order behind the claim's
+        own requests, one of these may still arrive: it is undone again later."""
+        undo = self.undoing.get(claim.owner)
+        if ordered or undo is None:
+            self.undoing.pop(claim.owner, None)
+            return
+        at = self.runtime.now() + UNDO_TIMES_SECONDS[1]
+        self.undoing[claim.owner] = undo._replace(at=at, times=1, failures=0)
+        self.plan(at)
 
-    def answered(self, sent: float) -> None:
-        """The store has answered a request that was sent at ``sent``."""
+    def answered(self, sent: float, operation: str | None = "attempt") -> None:
+        """The store has answered a request that was sent at ``sent``. Observers are told of the
+        operation, if it has a name."""
         now = self.runtime.now()
+        if self.events is not None and operation is not None:
+            self.events.answered(operation, now - sent)
         if self._answered_at == -NEVER:
             self._first_answer_seconds = now - sent
         self._answer_seconds = max(now - sent, 0.9 * self._answer_seconds)
@@ -212,9 +228,11 @@ class Renewer(PlannedLoop):
         if self.closing:
             self.finish_by = now + self.finish_seconds()
 
-    def unanswered(self, sent: float) -> None:
+    def unanswered(self, sent: float, error: BackendUnavailable) -> None:
         """The store has not answered a caller's request that was sent at ``sent``."""
         self._silent_since = min(self._silent_since, sent)
+        if self.events is not None:
+            self.events.unanswered("attempt", sent, error)
 
     def finish_seconds(self) -> float:
         """How long a store that hangs may delay a caller that has no time left."""
@@ -256,12 +274,13 @@ class Renewer(PlannedLoop):
         try:
             return await self.round()
         except Exception:  # noqa: BLE001 - without a renewer the client would lose every hold
-            log.exception("a round of the renewer for %s failed; it continues", self.display)
+            text = "a round of the renewer for %s failed; it continues"
+            log.exception(text, self.display, part="renew")
             return self.runtime.now() + FAILURE_PAUSE_SECONDS
 
     async def round(self) -> float:
         """Does all that is due once; returns when the next round is due."""
-        self._glance()
+        await self._glance()
         self._finish_losses()
         self._check_holds()
         await self._renew_due()
@@ -271,14 +290,31 @@ class Renewer(PlannedLoop):
         await self._undo_due()
         return self._next_at()
 
-    def _glance(self) -> None:
+    async def _glance(self) -> None:
         """Finds holds whose connection or file is gone, without a request, if the store can."""
         if self._glances is not None and self.holds:
             grants = [hold.grant for hold in list(self.holds.values())]
+            until = self._reasons_until()
             for owner, reason in self._glances(grants).items():
                 hold = self.holds.get(owner)
                 if hold is not None:
-                    self.lose(hold, reason)
+                    self.lose(hold, await self._why_lost(hold, hold.grant, reason, until))
+
+    def _reasons_until(self) -> float:
+        """Until when the store may tell why holds are lost: the renewal of others must not wait."""
+        now = self.runtime.now()
+        return min(now + NEWS_SECONDS, self._request_until(now))
+
+    async def _why_lost(self, hold: Hold, grant: Grant, reason: str, until: float) -> str:
+        """The reason of the client that broke the hold, if the store tells it in time. If it does
+        not, the end of the block asks again."""
+        hold.reason_unread = True
+        seconds = until - self.runtime.now()
+        if seconds <= 0:
+            return reason
+        told = await why_lost(self.runtime, self.backend, grant, reason, seconds)
+        hold.reason_unread = told is None
+        return told or reason
 
     def check_ends(self, now: float) -> float:
         """Marks every hold that is doubtful or lost by the clock; returns when the next will be.
@@ -293,7 +329,10 @@ class Renewer(PlannedLoop):
                 continue
             if not hold.doubted and now >= hold.doubtful_at:
                 left = f"{hold.ends - now:.1f} s are left"
-                hold.mark_doubtful(f"renewal is overdue and {left}{_because(hold.cause)}")
+                reason = f"renewal is overdue and {left}{_because(hold.cause)}"
+                hold.mark_doubtful(reason)
+                if hold.use is not None:
+                    hold.use.events.doubtful(hold, reason)
             due = min(due, hold.ends if hold.doubted else hold.doubtful_at)
         return due
 
@@ -304,7 +343,8 @@ class Renewer(PlannedLoop):
         for hold in list(self.holds.values()):
             if hold.block and not self.alive(hold.acquired_by()):
                 hold.block = False
-                log.warning("%r: its thread or task ended inside the block", self._named(hold))
+                text = "%r: its thread or task ended inside the block"
+                log.warning(text, self._named(hold), part="lock", name=hold.grant.claim.name)
                 self.dropped.append(hold)
             elif hold.handles and not hold.has_handle():
                 self._drop_without_handle(hold, now)
@@ -327,14 +367,18 @@ class Renewer(PlannedLoop):
             reason = "its ttl is over"
         if self.remove(hold):
             self.declare_lost(hold, reason)
-            self.unlogged.append((hold.grant.claim.name, reason))
+            self.unlogged.append((hold, reason))
             # The store may still have it, if an answer was lost; and it is no longer renewed.
             self.undo(hold.grant.claim)
 
     def _log_losses(self) -> None:
         while self.unlogged:
-            name, reason = self.unlogged.popleft()
-            log.warning("lost %r on %s: %s", name, self.display, reason)
+            self._log_loss(*self.unlogged.popleft())
+
+    def _log_loss(self, hold: Hold, reason: str) -> None:
+        name, token, store = hold.grant.claim.name, hold.grant.token, self.display
+        about = {"event": "lost", "store": store, "name": name, "token": token, "reason": reason}
+        log.warning("lost %r on %s: %s", name, store, reason, part="lock", **about)
 
     def declare_lost(self, hold: Hold, reason: str) -> None:
         """The one place where a hold becomes lost, on any thread. The caller has removed it.
@@ -343,13 +387,15 @@ class Renewer(PlannedLoop):
         the same hold, so it must be safe to repeat.
         """
         hold.mark_lost(reason)
+        if hold.use is not None:
+            hold.use.events.lost(hold, reason)
 
     def lose(self, hold: Hold, reason: str) -> bool:
         """Removes a hold, declares it lost and logs that; false if it has ended before."""
         if not self.remove(hold):
             return False
         self.declare_lost(hold, reason)
-        log.warning("lost %r on %s: %s", hold.grant.claim.name, self.display, reason)
+        self._log_loss(hold, reason)
         return True
 
     def lose_and_undo(self, hold: Hold, reason: str) -> None:
@@ -423,18 +469,45 @@ class Renewer(PlannedLoop):
     async def _renew(self, due: list[Hold], waits: list[Waiting]) -> None:
         sent = self.runtime.now()
         grants = [hold.grant for hold in due]
+        failure: Exception | None = None
         try:
             answer = await self.backend.renew(grants, waits, until=self._request_until(sent))
-            self.answered(sent)
+            self.answered(sent, None)
         except HoldfastError as error:
+            failure = error
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
         except Exception as error:  # noqa: BLE001 - the renewer continues, whatever a store raises
-            log.exception("renewing on %s failed unexpectedly", self.display)
+            log.exception("renewing on %s failed unexpectedly", self.display, part="renew")
+            failure = error
             answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
         self._apply(due, grants, answer, sent)
+        if self.events is not None:
+            self._tell_renewed(self.events, sent, len(waits), len(grants), answer, failure)
+        await self._apply_losses(due, grants, answer.lost)
         for waiting in waits:
             if waiting.claim.owner in answer.forgotten:
                 self.nudge(waiting.claim)
+
+    def _tell_renewed(
+        self,
+        events: "Events",
+        sent: float,
+        waits: int,
+        holds: int,
+        answer: Renewal,
+        failure: Exception | None,
+    ) -> None:
+        if failure is None and holds and len(answer.unknown) == holds:
+            # Each hold has a request of its own there, and none of them was answered.
+            failure = BackendUnavailable(next(iter(answer.unknown.values())))
+        seconds = self.runtime.now() - sent
+        if failure is None:
+            events.answered("renew", seconds)
+        else:
+            events.unanswered("renew", sent, failure)
+        error = "" if failure is None else type(failure).__name__
+        failed = len(answer.unknown) + len(answer.lost)
+        events.renewed(holds, waits, seconds, failed, error)
 
     def _request_until(self, now: float) -> float:
         """The deadline of a request: before a hold that is renewed becomes doubtful or lost. Holds
@@ -443,14 +516,14 @@ class Renewer(PlannedLoop):
         return max(min(events, default=NEVER), now + LEAST_RENEWAL_SECONDS)
 
     def _apply(self, due: list[Hold], grants: list[Grant], answer: Renewal, sent: float) -> None:
-        """Applies the answer to a batch of renewals that was sent at ``sent``."""
+        """Applies the answer to a batch of renewals that was sent at ``sent``, but for losses."""
         now = self.runtime.now()
         since = sent if answer.since is None else min(sent, answer.since)
         for hold, grant in zip(due, grants, strict=True):
             claim = grant.claim
             if claim.owner in answer.lost:
-                self.lose_and_undo(hold, answer.lost[claim.owner])
-            elif claim.owner in answer.unknown:
+                continue
+            if claim.owner in answer.unknown:
                 hold.cause = answer.unknown[claim.owner]
                 # A hold from a direct grant has less time left than its ttl says.
                 left = min(claim.ttl, MOST_LEFT_SECONDS, hold.ends - now)
@@ -459,10 +532,23 @@ class Renewer(PlannedLoop):
             elif now < hold.ends and hold.state is State.HELD:
                 hold.extended(since)
 
+    async def _apply_losses(
+        self, due: list[Hold], grants: list[Grant], lost: dict[str, str]
+    ) -> None:
+        """Loses what the store no longer has. Called after ``_apply``: the store may take a while
+        to tell the reasons, and what was renewed must not wait for that."""
+        until = self._reasons_until() if lost else NEVER
+        for hold, grant in zip(due, grants, strict=True):
+            reason = lost.get(grant.claim.owner)
+            if reason is not None:
+                self.lose_and_undo(hold, await self._why_lost(hold, grant, reason, until))
+
     def _release_dropped(self, hold: Hold) -> None:
         if self.remove(hold):
             hold.state = State.RELEASED
             self.undo(hold.grant.claim, landed=True)
+            if hold.use is not None:
+                hold.use.events.released(hold, None, later=True)
 
     async def _undo_due(self) -> None:
         now = self.runtime.now()
@@ -512,9 +598,10 @@ class Renewer(PlannedLoop):
         try:
             await self.backend.abandon(undo.claim, until=until)
         except Exception as error:  # noqa: BLE001 - retried, whatever the error is
-            log.debug("undoing %r on %s: %s", undo.claim.name, self.display, error)
+            text = "undoing %r on %s: %s"
+            log.debug(text, undo.claim.name, self.display, error, part="renew")
             return self._undo_failed(owner, undo, isinstance(error, BackendUnavailable))
-        self.answered(sent)
+        self.answered(sent, "abandon")
         self._undo_tries = 0
         times = undo.times + 1
         if self.undoing.get(owner) is not undo:
@@ -586,7 +673,7 @@ class Renewer(PlannedLoop):
                 # If ``close`` has stopped waiting, one more try in the background costs nothing.
                 until = max(self.finish_by, sent + FINISH_SECONDS)
                 await self.backend.abandon(undo.claim, until=until)
-                self.answered(sent)
+                self.answered(sent, "abandon")
             except Exception as error:  # noqa: BLE001 - the others are to be released too
                 failure = error
                 # Of a claim of unknown outcome the caller has got an error: debug is enough.

@@ -36,6 +36,7 @@ class ElectionBase(OneProcess, Generic[K]):
         self.name = name
         self._engine = engine
         self._campaign = self._lock(engine, name, options, Mode.EXCLUSIVE)
+        self._campaign._leads = True
 
     def campaign(self) -> K:
         """A lock whose block is entered as leader; the asyncio block is cancelled when leadership

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 from weakref import ref
 
-from holdfast.claim import Claim, Mode
+from holdfast.claim import LONGEST_KIND, Claim, Mode, kind_of
 from holdfast.core.acquire import acquire, attempt_once
 from holdfast.core.drive import run_now
 from holdfast.core.hold import AcquireOptions, Hold, State
@@ -22,9 +22,10 @@ from holdfast.primitives.options import refuse_unknown
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
+    from holdfast.core.events import Events, LockUse
     from holdfast.primitives.options import LockOptions
 
-__all__ = ["UNSET", "Lock", "LockBase", "ReadWriteLock", "wait_seconds"]
+__all__ = ["UNSET", "Lock", "LockBase", "ReadWriteLock", "template_kind", "wait_seconds"]
 
 L = TypeVar("L", bound=LeaseBase)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,6 +38,8 @@ class LockBase(LockContext[L]):
         "__weakref__",
         "_acquire_options",
         "_bare",
+        "_kind",
+        "_leads",
         "_limit",
         "_mode",
         "_options",
@@ -60,6 +63,10 @@ class LockBase(LockContext[L]):
         self._options = options
         self._acquire_options = AcquireOptions(options.timeout, options.renew, options.max_hold)
         self._mode, self._weight, self._limit = mode, weight, limit
+        self._kind = options.kind
+        """As the caller gave it; empty: the text before the first colon of the name."""
+        self._leads = False
+        """Whether the holder is the leader of an election."""
         self._bare: dict[Callable[[], Any], list[LeaseBase]] = {}
         """Leases that ``acquire`` gave, by weak reference to the thread or task. The entry goes
         away with the thread or task."""
@@ -82,8 +89,11 @@ class LockBase(LockContext[L]):
         return decorate(self, function)
 
     def _named(self, name: str) -> Self:
-        """The same lock with another name, for decorated calls."""
-        return type(self)(self._engine, name, self._options, self._mode, self._weight, self._limit)
+        """The same lock with another name, for decorated calls. Its kind is the template."""
+        lock = type(self)(self._engine, name, self._options, self._mode, self._weight, self._limit)
+        lock._kind = self._kind or template_kind(self.name, name)
+        lock._leads = self._leads
+        return lock
 
     async def _take(self, timeout: float | None, *, block: bool, explain: bool = True) -> L:
         engine, options = self._engine, self._options
@@ -99,6 +109,8 @@ class LockBase(LockContext[L]):
                 if hold.state is State.HELD:
                     return lease
                 lease._released = True  # another thread ended the hold at the same moment
+        events = engine.observing()
+        use = None if events is None else self._begin(events)
         claim = Claim(
             self.name,
             self._mode,
@@ -106,20 +118,28 @@ class LockBase(LockContext[L]):
             self._limit,
             options.ttl,
             os.urandom(16).hex(),
-            engine.label(me, options.note),
+            engine.label(me, options.note, self._kind, use),
         )
         how = self._acquire_options
-        if not explain or timeout != how.timeout:
-            how = AcquireOptions(timeout, options.renew, options.max_hold, explain)
+        if not explain or timeout != how.timeout or use is not None:
+            how = AcquireOptions(timeout, options.renew, options.max_hold, explain, use)
         try:
             hold = await (attempt_once if timeout == 0 else acquire)(engine, claim, how)
             engine.own(hold, me)
             hold.block = block  # from here on renewed only while this thread or task lives
+            if use is not None:  # before its lease: an interrupt in here is undone below
+                use.events.acquired(hold, block=block)
             return self._lease(engine, hold, options.note)
-        except BaseException:
+        except BaseException as error:
             if claim.owner in engine.renewer.holds:  # interrupted between the grant and its lease
                 await engine.undo(claim)
+            if use is not None:
+                use.events.failed(use, error)
             raise
+
+    def _begin(self, events: Events) -> LockUse:
+        kind = self._kind or kind_of(self.name)
+        return events.begin(self.name, kind, self._mode, self._options.note, leads=self._leads)
 
     def _reenter(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:
         """This thread or task took the name before. Returns the hold to re-enter, or ``None`` if
@@ -189,6 +209,11 @@ class LockBase(LockContext[L]):
             return taken + self._weight > self._limit
         modes = {holder.mode for holder in info.holders}
         return bool(modes - {Mode.SHARED}) if self._mode is Mode.SHARED else bool(modes)
+
+
+def template_kind(template: str, name: str) -> str:
+    """The kind of a decorated call: the template, unless it has no fields and so is the name."""
+    return "" if template == name else template[:LONGEST_KIND]
 
 
 def _ended(lock: ref[LockBase[Any]], caller: ref[Any]) -> None:

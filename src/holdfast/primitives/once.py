@@ -50,7 +50,7 @@ class Once(JobBase[Lock]):
         except LockTimeout as error:
             if begun is not None:
                 raise  # the function raised it
-            return stale or self._busy(error)
+            return self._instead(stale, error)
         except LockLost:
             if outcome is None:
                 raise  # else the outcome is recorded, and a later loss does not matter

@@ -54,7 +54,7 @@ class AsyncOnce(JobBase[AsyncLock]):
         except LockTimeout as error:
             if begun is not None:
                 raise  # the function raised it
-            return stale or self._busy(error)
+            return self._instead(stale, error)
         except LockLost as lost:
             if outcome is None:
                 if (

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name
+from holdfast.claim import LONGEST_NAME_BYTES, Mode, check_name, kind_of
 from holdfast.core import log
 from holdfast.core.backoff import RECORD_RETRY_SECONDS
 from holdfast.errors import (
@@ -23,7 +23,7 @@ from holdfast.errors import (
     ResultNotKept,
 )
 from holdfast.one_process import OneProcess
-from holdfast.primitives.lock import LockBase
+from holdfast.primitives.lock import LockBase, template_kind
 from holdfast.primitives.once_outcome import (
     LONGEST_ERROR,
     Outcome,
@@ -117,6 +117,8 @@ class JobBase(OneProcess, Generic[K]):
         """The same job with another key, for decorated calls."""
         job = type(self).__new__(type(self))
         job.__dict__.update(self.__dict__)
+        if not self._options.kind:
+            job._options = self._options._replace(kind=template_kind(self.key, key))
         job._set(key)
         return job
 
@@ -148,7 +150,16 @@ class JobBase(OneProcess, Generic[K]):
             return Found()
         recorded = read(record, self.key)
         found = self._judge(recorded)
-        return Found(found) if isinstance(found, Outcome) else Found(None, self._stale(recorded))
+        if isinstance(found, Outcome):
+            self._tell("skipped")
+            return Found(found)
+        return Found(None, self._stale(recorded))
+
+    def _tell(self, outcome: str) -> None:
+        """Tells observers how a call of the job ended."""
+        if self._engine.events is not None:
+            kind = self._options.kind or kind_of(self.name)
+            self._engine.events.ran(self.key, kind, outcome)
 
     def _stale(self, recorded: RunRecord | None) -> Outcome | None:
         """The value to return while another caller makes a new one, if there is one."""
@@ -158,10 +169,18 @@ class JobBase(OneProcess, Generic[K]):
         value, token, age = last
         return Outcome(self.key, Status.DONE, value, token=token, age_seconds=age, stale=True)
 
+    def _instead(self, stale: Outcome | None, error: LockTimeout) -> Outcome:
+        """The outcome of a caller that finds the job running."""
+        if stale is None:
+            return self._busy(error)
+        self._tell("skipped")
+        return stale
+
     def _busy(self, error: LockTimeout) -> Outcome:
         """The outcome while another process runs the job; raises the error if ``wait`` is set."""
         if self._plan.wait:
             raise error
+        self._tell("skipped")
         return Outcome(self.key, Status.SKIPPED, holder=error.holder)
 
     async def _begin(self, lease: LeaseBase) -> Start | Outcome:
@@ -171,6 +190,7 @@ class JobBase(OneProcess, Generic[K]):
         recorded = read(await self._insist(lease, lambda: backend.recall(self.name)), self.key)
         due = self._judge(recorded)
         if isinstance(due, Outcome):
+            self._tell("skipped")
             return due
         start = _follow(lease, recorded, due)
         if recorded is not None and self._stale(recorded) is not None:
@@ -203,6 +223,7 @@ class JobBase(OneProcess, Generic[K]):
         lost = "" if unkept is None else str(unkept)
         if not await self._record(start, Status.DONE, value=kept, lost=lost):
             raise self._late(start.lease, "has ended", value)
+        self._tell("ran" if start.took_over is None else "resumed")
         if unkept is not None:
             raise ResultNotKept(
                 f"{self.key!r} is recorded as done without its result: {unkept}", result=value
@@ -212,6 +233,7 @@ class JobBase(OneProcess, Generic[K]):
     async def _fail(self, start: Start, error: Exception) -> None:
         """Records the error, or that the job may be run again. Raises nothing: the caller raises
         the job's own error."""
+        self._tell("failed")
         status = Status.FAILED if self._plan.errors == "record" else Status.TRIED
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         try:

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from holdfast.claim import LONGEST_NOTE_BYTES
+from holdfast.claim import LONGEST_KIND, LONGEST_NOTE_BYTES
 from holdfast.durations import LONGEST_SECONDS, Duration, seconds, timeout_seconds
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Options(TypedDict, total=False):
     reentrant: bool
     max_hold: Duration | None
     note: str | None
+    kind: str | None
 
 
 class LockOptions(NamedTuple):
@@ -33,6 +34,7 @@ class LockOptions(NamedTuple):
     reentrant: bool = False
     max_hold: float | None = None
     note: str = ""
+    kind: str = ""
 
 
 def make_options(defaults: LockOptions, store: "Store", options: Options) -> LockOptions:
@@ -50,6 +52,7 @@ def make_options(defaults: LockOptions, store: "Store", options: Options) -> Loc
         check_flag(options.get("reentrant", False), "reentrant"),
         None if max_hold is None else seconds(max_hold, "max_hold"),
         check_note(options.get("note")),
+        check_kind(options.get("kind")),
     )
 
 
@@ -93,6 +96,20 @@ def check_note(note: str | None) -> str:
     if size > LONGEST_NOTE_BYTES:
         raise ValueError(f"note has at most {LONGEST_NOTE_BYTES} bytes, this one has {size}")
     return note
+
+
+def check_kind(kind: str | None) -> str:
+    """The kind, or "" for ``None``. Raises for what is no text, too long or not printable."""
+    if kind is None:
+        return ""
+    if not isinstance(kind, str):
+        raise TypeError(f"kind is text, not {type(kind).__name__}")
+    if not 0 < len(kind) <= LONGEST_KIND or not kind.isprintable():
+        raise ValueError(
+            f"kind is 1 to {LONGEST_KIND} printable characters; not {kind[:80]!r}. It is one word "
+            "for many names, such as 'order' for 'order:42'"
+        )
+    return kind
 
 
 def refuse_unknown(

@@ -18,6 +18,7 @@ def as_plain_data(info: LockInfo) -> dict[str, Any]:
     """What a program reads. Times are seconds since the epoch; owners are in none of it."""
     return {
         "name": info.name,
+        "kind": info.kind,
         "limit": info.limit,
         "holders": [_plain(holder) for holder in info.holders],
         "waiters": [_plain(waiter) for waiter in info.waiters],

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     try:
         if options.every:
             return _run_every(child, options)
-        return answer(_run(child, options))
+        return answer(_run(child, options), options.name)
     finally:
         child.close()
 
@@ -91,13 +91,19 @@ def command_line() -> Parser:
         group="wait",
         metavar="TIME",
         type=seconds,
-        help="wait at most so long",
+        help="wait this long at most",
     )
     parser.add_argument(
-        "-s", "--shared", group="mode", action="store_true", help="share it with other -s"
+        "-s",
+        "--shared",
+        group="mode",
+        action="store_true",
+        help="shared: together with others that have -s",
     )
     parser.add_argument("--slots", group="mode", metavar="N", type=whole, help="let N run at once")
-    parser.add_argument("--ttl", metavar="TIME", type=length, help="lasts so long unrenewed (30s)")
+    parser.add_argument(
+        "--ttl", metavar="TIME", type=length, help="how long it lasts without renewal (30s)"
+    )
     parser.add_argument("--note", metavar="TEXT", help="shown to others who look or wait")
     parser.add_argument(
         "--every", metavar="TIME", type=length, help="run once per interval across the fleet"
@@ -184,13 +190,13 @@ def _fate(ending: Ending) -> str:
     return "the command was ended" if ending.cut else "the command had not ended before"
 
 
-def answer(ending: Ending, lost: str = "") -> int:
-    """The exit code for how a command ended. ``lost`` is the message of the lock's loss, if there
-    was one."""
+def answer(ending: Ending, name: str, lost: str = "") -> int:
+    """The exit code for how a command under the lock of this name ended. ``lost`` is the message of
+    the lock's loss, if there was one."""
     if not ending.guarded:
         raise Refused("the command's guardian was killed, and so was the command", DEFECT)
     if ending.cut:
-        lost = lost or "the lock was about to be lost"
+        lost = lost or f"{name!r} was not renewed in time, and about to be lost"
         raise Refused(f"{lost}; the command was ended", LOST)
     if ending.interrupted:
         # A shell script stops at Ctrl-C only if it saw it and what it ran died of it.

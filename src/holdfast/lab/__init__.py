@@ -1,0 +1,1 @@
+"""Tools to choose, check and measure a store before production does."""
