@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import holdfast
-from holdfast import observe
+from holdfast import LockInfo, observe
 from holdfast.core.events import MOST_KINDS
 from holdfast.observe.prometheus import _filled
 
@@ -190,6 +190,21 @@ def test_the_kinds_of_one_scrape_do_not_count_for_the_next() -> None:
         with locks.lock("order:1"):
             assert value(registry, "holdfast_fleet_locks", kind="order", state="held") == 1
             assert value(registry, "holdfast_fleet_locks", kind="other", state="held") is None
+
+
+class ForeignLocks:
+    """A client to a store in which another program wrote a name whose bytes are no text."""
+
+    def list(self) -> Any:
+        return [LockInfo("\udcff:1", 0, (), ()), LockInfo("order:1", 0, (), ())]
+
+
+def test_a_name_that_is_no_text_does_not_end_the_scrapes() -> None:
+    registry = CollectorRegistry()
+    registry.register(observe.FleetCollector(ForeignLocks()))  # type: ignore[arg-type]
+    text = generate_latest(registry).decode()
+    assert r'kind="\\udcff",state="held"' in text
+    assert 'kind="order",state="held"' in text
 
 
 class SlowLocks:

@@ -121,13 +121,20 @@ def _families() -> list[GaugeMetricFamily]:
     ]
 
 
+def _kind(info: LockInfo) -> str:
+    """The kind as a label. Names that other programs wrote may hold bytes that are no text: one of
+    them must not make all of the scrape fail."""
+    return info.kind.encode(errors="backslashreplace").decode()
+
+
 def _filled(infos: Sequence[LockInfo], now: float) -> list[GaugeMetricFamily]:
-    shown = {kind for kind, _ in Tally(info.kind for info in infos).most_common(MOST_KINDS)}
+    shown = {kind for kind, _ in Tally(map(_kind, infos)).most_common(MOST_KINDS)}
     counts: dict[tuple[str, str], int] = {}
     holds: dict[str, float] = {}
     waits: dict[str, float] = {}
     for info in infos:
-        kind = info.kind if info.kind in shown else OTHER
+        kind = _kind(info)
+        kind = kind if kind in shown else OTHER
         held, waiting = len(info.holders), sum(1 + waiter.behind for waiter in info.waiters)
         counts[kind, "held"] = counts.get((kind, "held"), 0) + held
         counts[kind, "waiting"] = counts.get((kind, "waiting"), 0) + waiting
