@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import sys
+import threading
+import tty
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +21,7 @@ from cli.screen import Shell
 from holdfast import Finding, Holder, LockInfo, Mode, Waiter
 from holdfast.cli.output.text import columns
 from holdfast.cli.top.screen import Screen
-from holdfast.cli.top.terminal import keys_of
+from holdfast.cli.top.terminal import Terminal, keys_of
 from holdfast.dashboard.watch import Watch
 
 NOW = 1_000_000.0
@@ -130,13 +134,47 @@ def test_a_name_is_opened_with_all_that_is_known() -> None:
     ("typed", "keys"),
     [
         ("jk/", ["j", "k", "/"]),
-        ("\x1b[A\x1bOB\x1b[5~ ", ["up", "down", "page-up", "page-down"]),
+        ("\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "page-up", "page-down"]),
+        ("a b", ["a", " ", "b"]),
         ("\r\x7f\x1b", ["enter", "backspace", "escape"]),
         ("\x1b[200~\x01é", ["é"]),
     ],
 )
 def test_keys(typed: str, keys: list[str]) -> None:
     assert keys_of(typed) == keys
+
+
+def test_a_key_that_arrives_in_two_parts_is_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a slow ssh. The Esc in front would clear the filter, or go back."""
+    keyboard, screen = pty.openpty()
+    tty.setraw(screen)
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(fileno=lambda: screen))
+    terminal = Terminal()
+    os.write(keyboard, b"\x1b")
+    assert keys_of(terminal.read(30)) == ["escape"]
+    monkeypatch.setattr("holdfast.cli.top.terminal.REST_SECONDS", 30.0)
+    for first, rest, key in (
+        (b"\x1b", b"[A", "up"),
+        (b"\x1b[6", b"~", "page-down"),
+        (b"\x1bO", b"B", "down"),
+    ):
+        os.write(keyboard, first)
+        later = threading.Timer(0.05, os.write, (keyboard, rest))
+        later.start()
+        assert keys_of(terminal.read(30)) == [key]
+        later.join()
+    os.close(keyboard)
+    os.close(screen)
+
+
+def test_at_fifty_columns_nothing_that_matters_is_cut() -> None:
+    screen = screen_of(info("a", 2))
+    screen.watch.counts["lost"] = 1
+    assert text_of(screen, 50)[1] == "waiting 6  longest 1 m  lost 1  broken 1  check: c"
+    screen.watch.counts |= {"lost": 0, "broken": 0}
+    assert "broken" not in text_of(screen, 50)[1]
+    assert "lost 0  broken 0  check: press c" in text_of(screen, 80)[1]
 
 
 class Top:
@@ -219,6 +257,32 @@ def test_a_break_asks_for_a_reason_and_for_yes(cli: Cli, top: Top) -> None:
     assert holder.wait(60) == 76
     assert holder.stderr is not None
     assert "host is gone" in holder.stderr.read()
+
+
+def test_a_long_name_leaves_room_for_the_question(cli: Cli, top: Top) -> None:
+    cli.hold("x" * 300 + ": shall we go on watching")
+    top.start()
+    top.shell.expect(r"xxx")
+    top.shell.type("b")
+    top.shell.expect(r"why break x+….*watching\?")
+    top.shell.type("reason\r")
+    top.shell.expect(r"break x+….*watching, held by")
+    top.shell.type("nq")
+    top.left()
+
+
+def test_what_was_typed_ahead_is_no_yes(cli: Cli, top: Top) -> None:
+    """Of a text that is pasted as a reason, the next line may begin with a y."""
+    cli.hold("nightly")
+    top.start()
+    top.shell.expect(r"nightly")
+    top.shell.type("bhost is gone\ryes, it is")
+    top.shell.expect(r"goes on until its\s.*next renewal")
+    top.shell.type("n")
+    top.shell.expect("nothing was done")
+    top.shell.type("q")
+    top.left()
+    assert cli.show("nightly")["holders"]
 
 
 @pytest.mark.parametrize(("sent", "code"), [("\x03", 130), (signal.SIGTERM, 143)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli.exits import USAGE, BadSetting, Refused
 from holdfast.cli.output.lock_info import as_plain_data, print_json
 from holdfast.cli.output.tables import print_table
-from holdfast.cli.output.text import duration, is_terminal
+from holdfast.cli.output.text import duration, is_terminal, neutral
 from holdfast.cli.parsing.options import Parser, connect, json_option, store_options
 from holdfast.dashboard.rows import SORTS, Row, matching, store_of
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+LONGEST_ASKED = 40
+"""Characters of a name in a question."""
+LONGEST_TYPED = 200
+"""Characters of a filter or a reason: a holder is not told more."""
 REDRAW_SECONDS = 1.0
 """The ages on the screen grow, also without news."""
 
@@ -118,6 +122,13 @@ def _missing(error: ModuleNotFoundError) -> str:
     return str(missing_extra(error, "cli"))
 
 
+def _short(text: str) -> str:
+    """The beginning and the end of a name, for a question: a long one would leave no room for the
+    question itself, and could ask another one."""
+    shown = neutral(text)
+    return shown if len(shown) <= LONGEST_ASKED else f"{shown[:24]}…{shown[-15:]}"
+
+
 class _Session:
     """What keys do."""
 
@@ -140,17 +151,21 @@ class _Session:
             screen.prompt = self._prompt()
             self._terminal.draw(screen.lines(*self._terminal.size()))
             typed = self._terminal.read(REDRAW_SECONDS)
-            for key in keys_of(typed, typing=self._asks in ("filter", "reason")):
+            asked = self._asks
+            for key in keys_of(typed):
                 going = going and self._key(key)
+                if self._asks == "yes" != asked:
+                    break  # what was typed before the question was shown is no answer to it
 
     def _prompt(self) -> str:
         if self._asks == "filter":
             return f"filter: {self._typed}█"
+        name = _short(self._target[0])
         if self._asks == "reason":
-            return f"why break {self._target[0]}? (the holder is told; Esc: no) {self._typed}█"
+            return f"why break {name}? (the holder is told; Esc: no) {self._typed}█"
         if self._asks == "yes":
             return (
-                f"break {self._target[0]}, held by {self._holders}? The holder goes on until its "
+                f"break {name}, held by {self._holders}? The holder goes on until its "
                 "next renewal; only a fence stops its writes. y/N "
             )
         return ""
@@ -171,7 +186,7 @@ class _Session:
         screen = self._screen
         page, end = screen.page(), 10**6
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -page, "page-down": page}
-        step = {**steps, "home": -end, "end": end}.get(key, 0)
+        step = {**steps, " ": page, "home": -end, "end": end}.get(key, 0)
         if step:
             screen.move(step)
 
@@ -200,7 +215,7 @@ class _Session:
             return
         tokens = frozenset(holder.token for holder in holders)
         more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-        self._holders = f"{holders[0].host} pid {holders[0].pid}{more}"
+        self._holders = f"{_short(holders[0].host)} pid {holders[0].pid}{more}"
         self._target, self._asks, self._typed = (row.name, tokens), "reason", ""
 
     def _answer(self, key: str) -> None:
@@ -214,7 +229,7 @@ class _Session:
             self._entered()
         else:
             self._typed = self._typed[:-1] if key == "backspace" else self._typed
-            self._typed += key if len(key) == 1 else ""
+            self._typed = (self._typed + (key if len(key) == 1 else ""))[:LONGEST_TYPED]
             if self._asks == "filter":
                 self._screen.filter = self._typed
 

@@ -27,19 +27,22 @@ LONGEST_FOOT = 5
 """Lines of a question, of which the last ones are shown."""
 WARM_SECONDS, HOT_SECONDS = 10.0, 60.0
 """Waits that are longer are yellow, and red."""
+LIMITS = (
+    "The store is read every 2 seconds at the most. Lost: a hold whose renewal was overdue and "
+    "whose time ran out. A hold that ended earlier was released, or broken elsewhere, or ended "
+    "with its session: these can't be told apart. Shorter holds are missed."
+)
 HELP = (
     "↑ ↓ j k PgUp PgDn Home End   move",
     "Enter   open a name: holders, line, token, note",
     "t       who blocks whom, as a tree; again: the list",
-    "s       what comes first: longest wait, longest line, longest hold, next end, name",
+    "s       what comes first: longest wait, line or hold, next end, or name",
     "/       filter by name, host, pid or note; Esc clears it",
     "b       break the selected name: asks for a reason, then for y",
     "c       lost and broken since the start, and what check() says of the store",
     "Ctrl-L  draw again      Esc  back      q  quit",
     "",
-    "The store is read every 2 seconds at the most. Lost: a hold whose renewal was overdue and",
-    "whose time ran out. A hold that ended earlier was released, or broken elsewhere, or ended",
-    "with its session: these can't be told apart. Shorter holds are missed.",
+    LIMITS,
 )
 
 
@@ -92,7 +95,7 @@ class Screen:
         self._height = height
         console = Console(width=width, height=height, highlight=False, markup=False, emoji=False)
         with console.capture() as captured:
-            for part in (self._title(width), self._status(), *self._body(width)):
+            for part in (self._title(width), self._status(width), *self._body(width)):
                 console.print(part, no_wrap=True, overflow="ellipsis", crop=True)
         drawn = captured.get().splitlines()
         with console.capture() as captured:
@@ -111,21 +114,24 @@ class Screen:
         left.truncate(max(12, width - len(right) - 2), overflow="ellipsis", pad=True)
         return Text.assemble(left, "  ", right)
 
-    def _status(self) -> Text:
-        watch = self.watch
+    def _status(self, width: int) -> Text:
+        watch, narrow = self.watch, width < MEDIUM
         if watch.error:
             return Text(f"the store can't be read: {neutral(watch.error)}", "bold red")
         waiting = sum(row.waiting for row in watch.rows)
         longest = watch.longest_wait_seconds
         more = "+" if watch.truncated else ""
-        parts = Text(f"names {len(watch.rows)}{more}  waiting {waiting}")
+        names = "" if narrow else f"names {len(watch.rows)}{more}  "
+        parts = Text(f"{names}waiting {waiting}")
         if longest:
             parts.append(f"  longest {duration(longest)}", _urgency(longest))
         lost, broken = watch.counts["lost"], watch.counts["broken"]
-        parts.append(f"  lost {lost}", "bold red" if lost else "")
-        parts.append(f"  broken {broken}")
+        if lost or not narrow:
+            parts.append(f"  lost {lost}", "bold red" if lost else "")
+        if broken or not narrow:
+            parts.append(f"  broken {broken}")
         if watch.check_error or any(f.level != "ok" for f in watch.findings):
-            parts.append("  check: press c", "yellow")
+            parts.append("  check: c" if narrow else "  check: press c", "yellow")
         return parts
 
     def _body(self, width: int) -> list[RenderableType]:

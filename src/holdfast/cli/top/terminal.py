@@ -21,12 +21,16 @@ __all__ = ["Ended", "Terminal", "keys_of"]
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 """The alternate screen, without a cursor."""
 LEAVE = "\x1b[?25h\x1b[?1049l"
+PARTIAL = re.compile(rb"\x1b(?:\[[0-9;]*|O)?\Z")
+"""A key that may not have arrived in full."""
+REST_SECONDS = 0.05
+"""How long its rest may take. After that, what arrived is a press of Esc."""
 SEQUENCE = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|\x1b|[^\x1b]")
 NAMES: dict[str, str] = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
-    **dict.fromkeys(("\x1b[5~",), "page-up"),
-    **dict.fromkeys(("\x1b[6~", " "), "page-down"),
+    "\x1b[5~": "page-up",
+    "\x1b[6~": "page-down",
     **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~"), "home"),
     **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~"), "end"),
     **dict.fromkeys(("\r", "\n"), "enter"),
@@ -44,21 +48,19 @@ class Ended(KeyboardInterrupt):
         self.signum = signum
 
 
-def keys_of(text: str, typing: bool = False) -> list[str]:
+def keys_of(text: str) -> list[str]:
     """The keys of what a terminal sent, by name where they have one; those that are not known are
-    left out. While text is typed, a blank is a blank.
+    left out.
 
-    >>> keys_of("j\\x1b[A\\r"), keys_of("a b", typing=True), keys_of("\\x1b[99z")
+    >>> keys_of("j\\x1b[A\\r"), keys_of("a b"), keys_of("\\x1b[99z")
     (['j', 'up', 'enter'], ['a', ' ', 'b'], [])
     """
-    found = [_name(str(part), typing) for part in SEQUENCE.findall(text)]
+    found = [_name(str(part)) for part in SEQUENCE.findall(text)]
     return [key for key in found if key]
 
 
-def _name(part: str, typing: bool) -> str:
+def _name(part: str) -> str:
     """The name of one key; empty for one that is not known."""
-    if typing and part == " ":
-        return part
     return NAMES.get(part) or (part if part.isprintable() else "")
 
 
@@ -123,6 +125,8 @@ class Terminal:
         if self._in not in ready:
             return ""
         typed = os.read(self._in, 1024)
+        if PARTIAL.search(typed) and select.select([self._in], [], [], REST_SECONDS)[0]:
+            typed += os.read(self._in, 1024)
         if not typed:
             raise EOFError
         return self._decoder.decode(typed)
