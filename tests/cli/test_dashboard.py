@@ -37,7 +37,8 @@ def test_it_serves_the_page_and_ends_at_once(cli: Cli) -> None:
         assert (shown["can_break"], shown["can_log_out"]) == (False, False)
         assert client.get("/", headers={"Host": "evil.test"}).status_code == 421
         with client.stream("GET", "/events") as events:
-            next(events.iter_lines())
+            lines = events.iter_lines()  # a generator that is dropped ends the stream
+            next(lines)
             process.send_signal(signal.SIGINT)  # also while there is a viewer
             assert process.wait(HANG_SECONDS) == 130
     assert process.stderr is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from holdfast import Finding, Holder, LockInfo, Mode, Waiter
+from holdfast.dashboard.rows import Row
 from holdfast.dashboard.view import Query, View
 from holdfast.dashboard.watch import (
     CHECK_SECONDS,
@@ -108,6 +110,18 @@ def test_an_outage_has_a_beginning_and_an_end() -> None:
     assert seen.watch.error == ""
 
 
+def test_after_an_outage_the_store_is_checked_at_once() -> None:
+    """What the check found while the store was away is not true any more."""
+    seen = Seen()
+    seen.read()
+    seen.watch.failed(ConnectionError("refused"))
+    seen.watch.check_failed(ConnectionError("refused"))
+    seen.at += 2
+    assert not seen.watch.check_is_due
+    seen.read()
+    assert seen.watch.check_is_due
+
+
 def test_an_error_without_a_text_is_an_error() -> None:
     seen = Seen()
     seen.watch.failed(TimeoutError())
@@ -147,6 +161,26 @@ def test_what_is_shown_ages_until_the_next_reading() -> None:
         assert (other["held"], other["left"]) == (row["held"], None)
         seen.at += 20
     assert shown == [(5, 10, 30, 10, 30), (25, 30, 10, 30, 10), (45, 50, 0, 50, 0)]
+
+
+class Once(tuple[Row, ...]):
+    """Rows that are not to be gone through."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        raise AssertionError("all names were gone through")
+
+
+def test_viewers_go_through_the_names_once_for_each_reading() -> None:
+    """Two hundred viewers of twenty thousand names would keep the event loop busy."""
+    seen = Seen()
+    seen.read(hold("leader:a", 3.0), hold("b", 3.0))
+    view = View(seen.watch, "redis://cache")
+    queries = [Query(), Query(tree=True), Query(filter="b")]
+    first = [view.data(query, can_break=False) for query in queries]
+    seen.watch.rows = Once(seen.watch.rows)
+    assert [view.data(query, can_break=False) for query in queries] == first
 
 
 def test_a_slow_store_is_read_for_half_of_the_time_at_most() -> None:

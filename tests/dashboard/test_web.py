@@ -6,6 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,11 +21,13 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 import holdfast
-from holdfast import AsyncLocks, dashboard
+from holdfast import AsyncLease, AsyncLocks, dashboard
 from holdfast.dashboard import web
 from holdfast.dashboard.reader import Reader
 from holdfast.dashboard.view import PAGE_ROWS
 from holdfast.dashboard.watch import INTERVAL_SECONDS
+from servers.ports import free_port, give_back
+from servers.process import wait_until
 
 TOKEN = "a token of many letters"
 HOST = "dash.test"
@@ -196,6 +201,87 @@ async def server(app: Any) -> AsyncIterator[str]:
         app.state.end_streams()
         serving.should_exit = True
         await task
+
+
+def test_the_first_answer_after_a_pause_is_not_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.dashboard.watch.STALE_SECONDS", 0.01)
+
+    async def test(locks: AsyncLocks) -> None:
+        app = dashboard.app(locks, authorize=allow)
+        async with browser(app) as client:
+            async with app.router.lifespan_context(app):  # its end is the end of the reading
+                assert (await data_of(client))["totals"]["names"] == 0
+            await asyncio.sleep(0.02)
+            async with locks.lock("new"):
+                assert (await data_of(client))["totals"]["names"] == 1
+
+    run(test)
+
+
+def test_a_viewer_that_takes_nothing_in_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(web, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(web, "MOST_VIEWERS", 1)
+    statuses = []
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+        else:
+            await never()
+
+    async def test(locks: AsyncLocks) -> None:
+        app = dashboard.app(locks, authorize=allow)
+        scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b""}
+        for _ in range(2):
+            async with asyncio.timeout(10):  # less than STREAM_SECONDS
+                await app(scope | {"headers": [(b"host", HOST.encode())]}, never, send)
+        assert statuses == [200, 200]
+
+    run(test)
+
+
+MOUNTED = """
+import sys, uvicorn, holdfast
+from holdfast import dashboard
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+locks = getattr(holdfast, sys.argv[1])("memory://")
+page = dashboard.app(locks, authorize=lambda request, action: True)
+uvicorn.run(Starlette(routes=[Mount("/locks", page)]), port=int(sys.argv[2]), log_level="error")
+"""
+
+
+@pytest.mark.parametrize("connect", ["connect", "connect_async"])
+def test_uvicorn_ends_soon_with_a_mounted_dashboard_and_a_viewer(connect: str) -> None:
+    """It waits for its streams, and has no limit for that unless it is given one."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", MOUNTED, connect, str(port)])
+    try:
+        with httpx.Client(timeout=60) as client:
+            events = f"http://127.0.0.1:{port}/locks/events"
+            wait_until("uvicorn", lambda: answers(client, events.replace("events", "data")), 60)
+            with client.stream("GET", events) as stream:
+                lines = stream.iter_lines()  # a generator that is dropped ends the stream
+                next(lines)
+                process.send_signal(signal.SIGINT)
+                process.wait(web.STREAM_SECONDS - 10)
+    finally:
+        process.kill()
+        process.wait()
+        give_back(port)
+
+
+def answers(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(url).is_success
+    except httpx.TransportError:
+        return False
 
 
 class CountingLocks(AsyncLocks):
@@ -416,7 +502,9 @@ def test_a_break_from_another_page_is_refused(headers: dict[str, Any], status: i
         (lambda body: body | {"tokens": []}, 409, "another holder now"),
         (lambda body: body | {"name": "free"}, 409, "nobody holds 'free' any more"),
         (lambda body: body | {"name": "\x00"}, 409, "control characters"),
-        (lambda body: body | {"reason": "x" * web.LONGEST_BODY}, 413, "at most"),
+        (lambda body: body | {"reason": "x" * 201}, 422, "at most 200 characters"),
+        (lambda body: body | {"tokens": [str(10**18 + n) for n in range(5000)]}, 409, "another"),
+        (lambda body: body | {"reason": "x" * web.LONGEST_BREAK}, 413, "at most"),
     ],
 )
 def test_a_break_that_is_not_meant_so_is_refused(change: Any, status: int, word: str) -> None:
@@ -426,6 +514,39 @@ def test_a_break_that_is_not_meant_so_is_refused(change: Any, status: int, word:
         assert word in said
 
     run(test)
+
+
+async def acquired(locks: AsyncLocks, name: str) -> AsyncLease:
+    lease = await locks.lock(name, timeout=60).acquire()
+    assert lease is not None
+    return lease
+
+
+class LateLocks(AsyncLocks):
+    """The holder changes after it was looked at."""
+
+    leases: list[AsyncLease]
+
+    async def break_lock(self, name: str, *, reason: str) -> int | None:
+        await self.leases[0].release()
+        self.leases.append(await acquired(self, name))
+        return await super().break_lock(name, reason=reason)
+
+
+def test_a_break_that_came_too_late_says_whose_hold_was_ended() -> None:
+    async def main() -> None:
+        async with LateLocks("memory://") as locks:
+            locks.leases = [await acquired(locks, "a")]
+            app = dashboard.app(locks, authorize=allow, allow_break=True)
+            async with browser(app) as client:
+                body = {"name": "a", "tokens": [str(locks.leases[0].token)], "reason": "x"}
+                answer = await sent(client, "/break", body)
+                assert (await data_of(client))["counts"]["broken"] == 0
+            assert answer.status_code == 409
+            assert f"the hold with token {locks.leases[1].token} was ended" in answer.text
+            await locks.leases[1].release()
+
+    asyncio.run(main())
 
 
 def test_nothing_is_broken_unless_that_is_allowed() -> None:

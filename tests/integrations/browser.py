@@ -32,7 +32,7 @@ FLAGS = (
 START_SECONDS = 60.0
 LATEST_SECONDS = 30.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004"}
+KEYS = {"ArrowDown": "\ue015", "Enter": "\ue007", "Escape": "\ue00c", "Tab": "\ue004"}
 
 
 class Browser:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 
 import holdfast
 from holdfast import Locks, dashboard
@@ -59,7 +60,13 @@ def served(locks: Locks, **settings: Any) -> Iterator[str]:
     """The dashboard of a client, served by a thread; answers its address."""
     if "token" not in settings:
         settings["authorize"] = lambda request, action: True
-    app = dashboard.app(locks, hosts=[], always=True, **settings)
+    with serving(dashboard.app(locks, hosts=[], always=True, **settings)) as url:
+        yield url
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """An application, served by a thread."""
     config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -258,6 +265,26 @@ def test_hostile_names_and_notes_are_only_text(locks: Locks, page: Browser) -> N
     lease.release()
 
 
+def test_a_long_name_is_cut_until_it_is_opened(locks: Locks, page: Browser) -> None:
+    with locks.lock("x" * 512, note="n" * 500), served(locks, allow_break=True) as url:
+        page.open(url)
+        page.wait("the name", lambda: len(names(page)) == 1)
+        height = "return document.querySelector('#names .row').clientHeight"
+        top = "return document.querySelector('.cell-held').getBoundingClientRect().top"
+        first = page.script("return document.querySelector('#names').getBoundingClientRect().top")
+        assert page.script(height) < 100
+        assert page.script(top) - first < 30
+        open_row(page, "x" * 512)
+        assert page.script(height) > 200
+        assert page.script(top) - first < 30
+        page.size(390, 700, phone=True)
+        page.press("b")
+        page.wait("the question", lambda: page.count("#break[open]"))
+        title = "return document.querySelector('#break-title').getBoundingClientRect().top"
+        assert page.script(title) > 0
+        page.press("Escape")
+
+
 CONTRAST = """
 const part = (value) => value <= .03928 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4;
 const light = (color) => {
@@ -329,6 +356,49 @@ def test_the_keyboard_is_enough(locks: Locks, page: Browser) -> None:
         page.wait("one", lambda: names(page) == ["a"])
         page.press("Escape")
         page.wait("both", lambda: len(names(page)) == 2)
+        page.press("Escape", "t")  # out of the filter
+        page.wait("the tree", lambda: page.script("return wants.tree && latest.rows.length === 0"))
+        page.size(1280, 300)
+        page.press("ArrowDown", "ArrowDown")  # there is nothing to move in but the page
+        page.wait("what is below", lambda: page.script("return scrollY > 0"))
+
+
+def test_without_the_token_it_asks_again(locks: Locks, page: Browser) -> None:
+    with served(locks, token=TOKEN) as url:
+        page.open(url)
+        page.wait("the question for the token", lambda: page.count("#login[open]"))
+        page.script("$('login').close()")  # as Chromium does at a second Escape
+        page.wait("the question again", lambda: page.count("#login[open]"))
+        log_in(page, TOKEN)
+        page.wait("the store", lambda: "nothing is held" in page.text("#empty"))
+        assert page.count("#login[open]") == 0
+
+
+def test_one_viewer_too_many_sees_it_all_the_same(
+    locks: Locks, page: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.dashboard.web.MOST_VIEWERS", 0)
+    with served(locks) as url:
+        page.open(url)
+        page.wait("the store", lambda: "nothing is held" in page.text("#empty"))
+        with locks.lock("order:42"):
+            page.wait("the hold", lambda: names(page) == ["order:42"])
+        assert page.text("#banner") == ""
+
+
+def test_a_right_that_is_withdrawn_is_told(
+    locks: Locks, page: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.dashboard.web.STREAM_SECONDS", 1.0)
+    rights = ["view"]
+    app = dashboard.app(locks, authorize=lambda request, action: action in rights, always=True)
+    with serving(app) as url:
+        page.open(url)
+        page.wait("the store", lambda: "nothing is held" in page.text("#empty"))
+        rights.clear()
+        page.wait("why", lambda: "answers: you may not view here" in page.text("#banner"))
+        rights.append("view")
+        page.wait("no banner", lambda: page.text("#banner") == "")
 
 
 def test_stale_data_is_told_in_red(
@@ -347,6 +417,9 @@ def test_stale_data_is_told_in_red(
             "rgb(179, 38, 30)"
         )
         assert names(page) == ["a"]
+        page.size(1280, 300)
+        page.script("scrollTo(0, 1000)")
+        assert page.script("return $('banner').getBoundingClientRect().top") >= 0
 
 
 def test_a_store_that_is_away_is_told(locks: Locks, page: Browser) -> None:

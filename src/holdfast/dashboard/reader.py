@@ -21,7 +21,7 @@ END = object()
 
 
 class HoldersChanged(HoldfastError):
-    """The name has other holders than the caller has seen; nothing was broken."""
+    """The name has other holders than the caller has seen; the text says whether one was ended."""
 
 
 def _check_holders(name: str, holders: Iterable[Holder], tokens: frozenset[int]) -> None:
@@ -31,6 +31,14 @@ def _check_holders(name: str, holders: Iterable[Holder], tokens: frozenset[int])
         raise HoldersChanged(f"nobody holds {name!r} any more: nothing was broken")
     if found != tokens:
         raise HoldersChanged(f"{name!r} has another holder now: nothing was broken; look again")
+
+
+def _check_ended(name: str, ended: int, tokens: frozenset[int]) -> None:
+    """Raises ``HoldersChanged`` if a hold was ended that the caller has not seen: a store is asked
+    for the holders first, and told to end the hold then."""
+    if ended not in tokens:
+        words = f"the hold with token {ended} was ended, which is not the one that you saw"
+        raise HoldersChanged(f"{name!r} has changed its holder at this moment: {words}")
 
 
 class Reader:
@@ -85,6 +93,7 @@ class Reader:
         _check_holders(name, holders, tokens)
         token: int | None = await self._call(self._locks.break_lock, name, reason=reason)
         if token is not None:
+            _check_ended(name, token, tokens)
             self.watch.broke(name, holders, reason)
         return token
 
@@ -157,11 +166,11 @@ class ReaderThread:
             holders = self._locks.inspect(name).holders
             _check_holders(name, holders, tokens)
             token = self._locks.break_lock(name, reason=reason)
+            if token is None:
+                raise HoldersChanged(f"nobody holds {name!r} any more: nothing was broken")
+            _check_ended(name, token, tokens)
         except Exception as error:  # noqa: BLE001 - shown, whatever it is
             self.message = str(error) or type(error).__name__
-            return
-        if token is None:
-            self.message = f"nobody holds {name!r} any more: nothing was broken"
             return
         self.watch.broke(name, holders, reason)
         self.message = f"broke {name!r}: the hold with token {token} is ended"

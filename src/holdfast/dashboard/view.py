@@ -64,6 +64,7 @@ class View:
         self._sorted: dict[tuple[str, str], list[Row]] = {}
         self._tree: list[Branch] | None = None
         self._totals: dict[str, Any] = {}
+        self._elections: list[Row] = []
         self._readings = -1
 
     def data(self, query: Query, can_break: bool) -> dict[str, Any]:
@@ -95,6 +96,7 @@ class View:
             self._readings = watch.readings
             self._sorted, self._tree = {}, None
             self._totals = _totals(watch.rows)
+            self._elections = _elections(watch.rows)
 
     def _rows(self, query: Query) -> list[Row]:
         key = query.sort, query.filter
@@ -134,8 +136,6 @@ class View:
 
     def _leaders(self) -> list[dict[str, Any]]:
         now = self._watch.now()
-        found = [row for row in self._watch.rows if row.is_election]
-        found.sort(key=lambda row: (bool(row.info.holders), row.name))  # without a leader first
         return [
             {
                 "name": row.name,
@@ -143,7 +143,7 @@ class View:
                 "leader": _holder(row.info.holders[0], now) if row.info.holders else None,
                 "standby": row.waiting,
             }
-            for row in map(self._watch.aged, found[:MOST_LEADERS])
+            for row in map(self._watch.aged, self._elections)
         ]
 
     def _check(self) -> dict[str, Any]:
@@ -163,6 +163,12 @@ def _totals(rows: tuple[Row, ...]) -> dict[str, Any]:
         "held": sum(len(row.info.holders) for row in rows),
         "waiting": sum(row.waiting for row in rows),
     }
+
+
+def _elections(rows: tuple[Row, ...]) -> list[Row]:
+    """The first elections; those without a leader come first."""
+    found = [row for row in rows if row.is_election]
+    return sorted(found, key=lambda row: (bool(row.info.holders), row.name))[:MOST_LEADERS]
 
 
 def _row(row: Row, opened: str, now: float) -> dict[str, Any]:
@@ -223,7 +229,6 @@ def _branch(branch: Branch, now: float) -> dict[str, Any]:
     who = branch.who
     return {
         "depth": branch.depth,
-        "name": branch.name,
         "shown": escaped(branch.name),
         "what": branch.what,
         "who": None if who is None else _who(who, now, whole=False),

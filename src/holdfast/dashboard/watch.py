@@ -89,6 +89,7 @@ class Watch:
         self._checked_at: float | None = None
         self._read_at: float | None = None
         self._took_seconds = 0.0
+        self._longest_wait_seconds = 0.0
         self._holds: dict[Key, _Seen] = {}
         self._broken: set[tuple[str, int]] = set()
 
@@ -100,7 +101,7 @@ class Watch:
     @property
     def longest_wait_seconds(self) -> float:
         """How long the one that has waited longest waits by now; 0 if nobody waits."""
-        longest = max((row.wait_seconds for row in self.rows), default=0.0)
+        longest = self._longest_wait_seconds
         return longest and longest + (self.age_seconds or 0.0)
 
     def aged(self, row: Row) -> Row:
@@ -138,9 +139,11 @@ class Watch:
         self.truncated = len(infos) > MOST_NAMES
         kept = infos[:MOST_NAMES]
         self.rows = tuple(row_of(info, now) for info in kept)
+        self._longest_wait_seconds = max((row.wait_seconds for row in self.rows), default=0.0)
         gap = began - (began if self._read_at is None else self._read_at)
         if self.error:
             self._add("reachable", "", f"after {gap:.0f} s")
+            self._checked_at = None  # what was found before, or was not, is out of date
         elif gap > GAP_SECONDS:
             self._add("unwatched", "", f"not read for {gap:.0f} s")
         self.error = ""

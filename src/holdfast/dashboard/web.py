@@ -16,13 +16,15 @@ the page's own files and nothing else; no other page may frame it.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import inspect
 import ipaddress
 import json
+import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,14 @@ STREAM_SECONDS = 30.0
 """A stream of events ends after this time, and the browser opens another: so rights are asked for
 again, and a server that shuts down does not wait for its viewers for longer."""
 MOST_VIEWERS = 200
+SLOW_SECONDS = 20.0
+"""How long a viewer may take to take in an event. A viewer that reads nothing would keep its place
+among the viewers for as long as its connection lasts."""
 LONGEST_BODY = 16_384
+LONGEST_BREAK = 2_000_000
+"""Bytes that ask for a break: a semaphore has up to 65,536 holders, each with its token."""
+LONGEST_REASON = 200
+"""Characters of a reason: a holder is not told more."""
 SHORTEST_TOKEN = 16
 SESSION_SECONDS = 12 * 3600
 COOKIE = "holdfast_dashboard"
@@ -200,22 +209,17 @@ class _Dashboard:
         if self._reader.ended or self._reader.viewers >= MOST_VIEWERS:
             raise _Refused(503, f"it shuts down, or has more than {MOST_VIEWERS} viewers")
         can_break = await self._may(request, "break")
-        stream = self._stream(Query.of(request.query_params), can_break)
-        # Without X-Accel-Buffering: no, nginx keeps events back.
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+        return _Events(self._stream(Query.of(request.query_params), can_break))
 
-    async def _stream(self, query: Query, can_break: bool) -> AsyncIterator[str]:
+    async def _stream(self, query: Query, can_break: bool) -> AsyncGenerator[str]:
         reader, clock = self._reader, self._reader.watch.time
         end = clock() + STREAM_SECONDS
         reader.viewers += 1
         try:
             reader.start()
             yield "retry: 1000\n\n"
-            if not reader.watch.readings:
-                await reader.news(INTERVAL_SECONDS)
-            while clock() < end and not reader.ended:
+            await self._wait_for_rows()
+            while clock() < end and not (reader.ended or _server_ends()):
                 yield f"data: {self._shown(query, can_break)}\n\n"
                 # Also without news: a store that hangs is told by the age of the data.
                 await reader.news(INTERVAL_SECONDS + 1)
@@ -226,11 +230,17 @@ class _Dashboard:
     async def data(self, request: Request) -> Response:
         await self._need_view(request)
         self._reader.start()
-        if not self._reader.watch.readings:
-            await self._reader.news(INTERVAL_SECONDS)
+        await self._wait_for_rows()
         can_break = await self._may(request, "break")
         shown = self._shown(Query.of(request.query_params), can_break)
         return Response(shown, media_type="application/json")
+
+    async def _wait_for_rows(self) -> None:
+        """Lets a reading come in that has just begun: before it there are no rows, or old ones if
+        nobody has looked for a while."""
+        watch = self._reader.watch
+        if not watch.readings or watch.is_stale:
+            await self._reader.news(INTERVAL_SECONDS)
 
     def _shown(self, query: Query, can_break: bool) -> str:
         """One line of ASCII: a name can't end an event."""
@@ -270,10 +280,12 @@ class _Dashboard:
         if not self._allow_break:
             raise _Refused(403, "breaking is off here: it needs --allow-break (or allow_break=)")
         await self._need(request, "break")
-        body = await _body(request)
+        body = await _body(request, LONGEST_BREAK)
         name, reason, tokens = _text(body, "name"), _text(body, "reason").strip(), _tokens(body)
         if not reason:
             raise _Refused(422, "a break needs a reason: the holder is told it")
+        if len(reason) > LONGEST_REASON:
+            raise _Refused(422, f"a reason has at most {LONGEST_REASON} characters")
         try:
             token = await self._reader.break_lock(name, tokens, reason)
         except (HoldersChanged, InvalidName) as error:
@@ -315,6 +327,33 @@ class _Dashboard:
         behind_tls = ("https", own[1])  # of a proxy that ends TLS and does not say so
         if _origin(request) not in (own, behind_tls) or site != "same-origin":
             raise _Refused(403, "this request did not come from the dashboard's own page")
+
+
+class _Events(StreamingResponse):
+    """A stream of events, which ends if its viewer takes no event in for too long."""
+
+    def __init__(self, events: AsyncGenerator[str]) -> None:
+        # Without X-Accel-Buffering: no, nginx keeps events back.
+        headers = {"X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SLOW_SECONDS):
+                await send(message)
+
+        # The end of a cancelled stream is not left to the garbage collector: it frees the place.
+        async with aclosing(self._events):
+            with suppress(TimeoutError):
+                await super().stream_response(send_in_time)
+
+
+def _server_ends() -> bool:
+    """Whether the uvicorn that serves this shuts down: it waits for its streams, and does not tell
+    them. Its signal handler is a method of the server."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", False) is True
 
 
 def _origin(request: Request) -> tuple[str, str] | None:
@@ -391,13 +430,13 @@ def _answered(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-async def _body(request: Request) -> Mapping[str, Any]:
+async def _body(request: Request, most: int = LONGEST_BODY) -> Mapping[str, Any]:
     """The JSON object of a request; refuses anything else, and what is too long."""
     content = b""
     async for chunk in request.stream():
         content += chunk
-        if len(content) > LONGEST_BODY:
-            raise _Refused(413, f"a body has at most {LONGEST_BODY} bytes")
+        if len(content) > most:
+            raise _Refused(413, f"a body has at most {most} bytes")
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ let latest = null;      // what it sent last
 let latestAt = 0;       // when, by this machine's monotonic clock, in seconds
 let breaking = null;    // the row that the dialog is about
 let lostLink = false;
+let refusal = "";       // why the server shows nothing any more
 
 const clock = () => performance.now() / 1000;
 
@@ -203,6 +204,7 @@ function show(data) {
   latest = data;
   latestAt = clock();
   lostLink = false;
+  refusal = "";
   put($("store"), data.store);
   $("logout").hidden = !data.can_log_out;
   const totals = data.totals;
@@ -239,6 +241,7 @@ function showNames(data) {
   $("empty").hidden = Boolean(shown);
   const none = wants.tree ? "nobody waits for anything" : "nothing is held or waited for";
   put($("empty"), wants.filter ? "nothing matches the filter" : data.age === null ? "reading the store …" : none);
+  document.querySelector(".sort").hidden = wants.tree;  // a tree has an order of its own
   $("pager").hidden = wants.tree || data.pages < 2;
   wants.page = data.page;
   put($("pages"), "page " + data.page + " of " + data.pages + " · " + totalsText(data));
@@ -269,8 +272,10 @@ function tick() {
   banner(stale, age);
 }
 
-function banner(stale, age) {
-  const text = latest.error ? "The store can't be read: " + latest.error + (age === null ? "" : ". What is shown is " + duration(age) + " old.")
+function banner(stale, seconds) {
+  const age = seconds === null ? null : Math.round(seconds);
+  const text = refusal ? "The dashboard answers: " + refusal + (age === null ? "" : ". What is shown is " + duration(age) + " old.")
+    : latest.error ? "The store can't be read: " + latest.error + (age === null ? "" : ". What is shown is " + duration(age) + " old.")
     : stale && lostLink ? "The dashboard's server does not answer. What is shown is " + duration(age) + " old."
     : stale ? "The store does not answer. What is shown is " + duration(age) + " old." : "";
   $("banner").hidden = !text;
@@ -279,10 +284,13 @@ function banner(stale, age) {
 
 // ---- the stream
 
+function query() {
+  return new URLSearchParams({ sort: wants.sort, filter: wants.filter, page: wants.page, open: wants.open, tree: wants.tree ? "1" : "" });
+}
+
 function connect() {
   if (source) source.close();
-  const query = new URLSearchParams({ sort: wants.sort, filter: wants.filter, page: wants.page, open: wants.open, tree: wants.tree ? "1" : "" });
-  source = new EventSource("events?" + query);
+  source = new EventSource("events?" + query());
   source.onmessage = (event) => show(JSON.parse(event.data));
   source.onerror = () => {
     lostLink = true;
@@ -290,13 +298,25 @@ function connect() {
   };
 }
 
-// A stream that is refused does not say why: ask.
+// A stream that is refused does not say why: ask for what it would show. One viewer too many for a
+// stream gets that, every three seconds.
 async function refused() {
-  let answer;
-  try { answer = await fetch("data?page=1", { cache: "no-store" }); } catch { setTimeout(connect, 3000); return; }
-  if (answer.status === 401) { askToken(); return; }
-  if (!answer.ok) put($("age"), await problem(answer));
-  setTimeout(connect, 3000);
+  const refusedSource = source;
+  const isOld = () => source !== refusedSource;  // a person has asked for something else meanwhile
+  try {
+    const answer = await fetch("data?" + query(), { cache: "no-store" });
+    if (isOld()) return;
+    if (answer.status === 401) { askToken(); return; }
+    if (answer.ok) show(await answer.json());
+    else tellRefusal(await problem(answer));
+  } catch { /* it does not answer: tick() tells that */ }
+  setTimeout(() => { if (!isOld()) connect(); }, 3000);
+}
+
+function tellRefusal(text) {
+  refusal = text;
+  if (latest) tick();
+  else put($("age"), text);
 }
 
 async function problem(answer) {
@@ -369,11 +389,13 @@ function open(name) {
   ask({ open: wants.open === name ? "" : name });
 }
 
+// Says whether there is anything to move in: else the arrow keys scroll the page.
 function move(step) {
   const buttons = Array.from(document.querySelectorAll("#names button.name"));
   const at = buttons.indexOf(document.activeElement);
   const next = buttons[at < 0 ? 0 : Math.min(buttons.length - 1, Math.max(0, at + step))];
   if (next) next.focus();
+  return Boolean(next);
 }
 
 function turn(step) {
@@ -400,7 +422,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   const action = keys[event.key];
-  if (action) { event.preventDefault(); action(); }
+  if (action && action() !== false) event.preventDefault();
 });
 
 // Escape empties the filter first, as it does in other search fields, then leaves it.
@@ -425,6 +447,8 @@ $("break-form").addEventListener("submit", doBreak);
 $("break-cancel").addEventListener("click", () => $("break").close());
 $("login-form").addEventListener("submit", login);
 $("login").addEventListener("cancel", (event) => event.preventDefault());
+// A browser closes it all the same at a second Escape: ask again, there is nothing to see without.
+$("login").addEventListener("close", () => { if (!source || source.readyState === EventSource.CLOSED) refused(); });
 $("logout").addEventListener("click", logout);
 // A hidden tab needs no stream: browsers allow six connections to a server.
 document.addEventListener("visibilitychange", () => {
