@@ -24,7 +24,7 @@ TOKEN = "a token of many letters"
 HOSTILE = "</script><img src=x onerror=\"document.title='pwned'\"><b>b</b>\u202e'`${1}"
 HOLD = """
 import sys, time, holdfast
-locks = holdfast.connect(sys.argv[1], ttl=4)
+locks = holdfast.connect(sys.argv[1], ttl=12)
 with locks.lock(sys.argv[2], note="a worker"):
     print("held", flush=True)
     time.sleep(600)
