@@ -187,6 +187,7 @@ class HostEndpoint(Generic[C]):
         if isinstance(error, AllBusy):
             return
         if isinstance(error, TimeoutError):
+            host = self.hosts.current  # it has the request, if the host before it refused
             seconds = min(SILENT_SECONDS, self.request_seconds / 2)
             if now() - self.silent.get(host, now()) < seconds:
                 return

@@ -29,6 +29,8 @@ __all__ = [
 
 TXN = b"PUT /v1/txn"
 READ = b"PUT /v1/txn?consistent"
+UNREGISTERED, WRONG_TTL = b"Missing node registration", b"Invalid Session TTL"
+"""Consul refuses a session by these texts, with the status of a server that can't serve."""
 KEYS = b"GET /v1/kv/"
 """Consul's answers to these have an index, also if there are no keys."""
 T = TypeVar("T")
@@ -120,7 +122,7 @@ class AgentConnection(HostConnection, HttpStream):
     def next(self) -> Any:
         reply = super().next()
         if reply is not PENDING:
-            self.answered(unavailable=reply.status >= 500)
+            self.answered(unavailable=reply.status >= 500 and not _is_refusal(reply))
         return reply
 
 
@@ -196,9 +198,9 @@ class Agent:
         token = self.endpoint.token
         body = reply.body.replace(token, b"***") if token else reply.body
         text = body[:200].decode(errors="replace").strip()
-        if "Invalid Session TTL" in text:
+        if WRONG_TTL in body:
             return Unsupported(f"{self.display} does not allow this ttl: {text}")
-        if "Missing node registration" in text:
+        if UNREGISTERED in body:
             return NodeMissing()
         if reply.status == 403:
             return self._denied(line)
@@ -211,6 +213,11 @@ class Agent:
         reason = "the token is missing or may not do this"
         text = f"{self.display}: {_path(line)}: permission denied: {reason}"
         return BackendUnavailable(text, final=True)
+
+
+def _is_refusal(reply: Reply) -> bool:
+    """Whether Consul refuses the request itself: any other server would, too."""
+    return UNREGISTERED in reply.body or WRONG_TTL in reply.body
 
 
 def _says_absent(reply: Reply) -> bool:
