@@ -287,6 +287,32 @@ def test_close_waits_longer_for_a_store_that_was_slow_before() -> None:
     world.end()
 
 
+def test_a_renewal_that_the_store_did_not_answer_makes_close_no_longer() -> None:
+    """A store that renews one by one reports it as unknown, and raises nothing. The five seconds
+    that it took are not the store's speed."""
+    world, node, runtime, renewer = _hung()
+    took: list[float] = []
+
+    async def renew(grants: Sequence[Grant], waits: object, **_: object) -> Renewal:
+        await runtime.sleep(5.0)
+        return Renewal(unknown={grant.claim.owner: "silent" for grant in grants})
+
+    async def close() -> None:
+        hung: Any = renewer.backend
+        hung.renew = renew
+        hold = Hold(Grant(_claim("held"), 1), runtime.now(), True, None)
+        renewer.add(hold)
+        await renewer._renew([hold], [])
+        began = runtime.now()
+        await renewer.finish()
+        took.append(runtime.now() - began)
+
+    node.spawn(close(), "user")
+    world.run(120.0)
+    assert took == [pytest.approx(0.5)]
+    world.end()
+
+
 def test_close_releases_everything_on_a_store_that_is_slow() -> None:
     """Each answer takes 0.4 s, and ten are needed: ``close`` waits for all of them."""
     world = World(1)

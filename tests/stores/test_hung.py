@@ -12,8 +12,19 @@ from contextlib import ExitStack
 import pytest
 
 import holdfast
+from holdfast.claim import Busy, Grant
+from holdfast.core.contract import Settings, Waiting
+from holdfast.core.drive import run_now
 from holdfast.errors import BackendUnavailable
+from holdfast.io.clock import now
+from holdfast.io.runtime_blocking import BlockingRuntime
+from holdfast.url import open_store
+from servers.consul import ConsulServer
+from servers.etcd import EtcdServer
+from servers.process import Server
 from servers.redis import RedisServer
+from servers.zookeeper import ZooKeeperServer
+from stores.claims import claim_of
 
 TIMEOUTS = [0.0, 0.1, 1.0]
 SPARE = 3.0
@@ -87,6 +98,24 @@ def test_a_closed_port_is_told_in_words(url: str) -> None:
     ):
         locks.lock("name", timeout=0).acquire()
     assert "Errno" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [ConsulServer, EtcdServer, ZooKeeperServer])
+def test_a_renewal_without_an_answer_is_unknown(kind: type[Server]) -> None:
+    """Of a waiting claim, too: else it would pass for an answer of the store, a very slow one."""
+    with kind() as server:
+        backend = open_store(server.url, Settings()).backend(BlockingRuntime())
+        held, waiting = claim_of("name"), claim_of("name")
+        grant = run_now(backend.attempt(held, join=True))
+        assert isinstance(grant, Grant)
+        assert isinstance(run_now(backend.attempt(waiting, join=True)), Busy)
+        server.pause()
+        for grants in ([grant], []):
+            work = backend.renew(grants, [Waiting(waiting, 0)], until=now() + 0.5)
+            owners = {each.claim.owner for each in grants} | {waiting.owner}
+            assert run_now(work).unknown.keys() == owners
+        server.resume()
+        run_now(backend.close())
 
 
 @RUNS

@@ -155,8 +155,8 @@ class Renewal(NamedTuple):
     lost: dict[str, str] = {}  # noqa: RUF012 - an immutable answer, never written
     """Holds that are no longer ours, with the reason: final."""
     unknown: dict[str, str] = {}  # noqa: RUF012
-    """Holds whose renewal failed for now, with the cause: retried until the certain time is
-    over."""
+    """Holds and waiting claims whose renewal failed for now, with the cause: retried until the
+    certain time is over."""
     forgotten: frozenset[str] = frozenset()
     """Claims that are no longer in the store's queue: they attempt again."""
     since: float | None = None

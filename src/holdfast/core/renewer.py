@@ -472,7 +472,8 @@ class Renewer(PlannedLoop):
         failure: Exception | None = None
         try:
             answer = await self.backend.renew(grants, waits, until=self._request_until(sent))
-            self.answered(sent, None)
+            if not answer.unknown:  # else it may be a request without an answer that took so long
+                self.answered(sent, None)
         except HoldfastError as error:
             failure = error
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
@@ -482,7 +483,7 @@ class Renewer(PlannedLoop):
             answer = Renewal(unknown={grant.claim.owner: repr(error) for grant in grants})
         self._apply(due, grants, answer, sent)
         if self.events is not None:
-            self._tell_renewed(self.events, sent, len(waits), len(grants), answer, failure)
+            self._tell_renewed(self.events, sent, len(waits), grants, answer, failure)
         await self._apply_losses(due, grants, answer.lost)
         for waiting in waits:
             if waiting.claim.owner in answer.forgotten:
@@ -493,11 +494,12 @@ class Renewer(PlannedLoop):
         events: "Events",
         sent: float,
         waits: int,
-        holds: int,
+        grants: list[Grant],
         answer: Renewal,
         failure: Exception | None,
     ) -> None:
-        if failure is None and holds and len(answer.unknown) == holds:
+        unknown = [grant for grant in grants if grant.claim.owner in answer.unknown]
+        if failure is None and answer.unknown and len(unknown) == len(grants):
             # Each hold has a request of its own there, and none of them was answered.
             failure = BackendUnavailable(next(iter(answer.unknown.values())))
         seconds = self.runtime.now() - sent
@@ -506,8 +508,8 @@ class Renewer(PlannedLoop):
         else:
             events.unanswered("renew", sent, failure)
         error = "" if failure is None else type(failure).__name__
-        failed = len(answer.unknown) + len(answer.lost)
-        events.renewed(holds, waits, seconds, failed, error)
+        failed = len(unknown) + len(answer.lost)
+        events.renewed(len(grants), waits, seconds, failed, error)
 
     def _request_until(self, now: float) -> float:
         """The deadline of a request: before a hold that is renewed becomes doubtful or lost. Holds

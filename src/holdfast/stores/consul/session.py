@@ -213,7 +213,9 @@ class RenewalBatch:
         kept = None if session is None else await self._keep(session.id)
         if session is None or kept is None:
             self._forgotten.add(claim.owner)
-        elif not isinstance(kept, str):
+        elif isinstance(kept, str):
+            self._unknown[claim.owner] = kept
+        else:
             key = self._store.names.of(claim.name).entry(claim)
             op = requests.locked_by(key, session.id)
             self._checks.append((claim, op, None, waiting.behind))
@@ -226,7 +228,7 @@ class RenewalBatch:
         except TransactionRefused as refused:
             failed = refused.failed
         except BackendUnavailable as error:
-            self._unknown |= {c.owner: str(error) for c, _, grant, _ in checks if grant is not None}
+            self._unknown |= {claim.owner: str(error) for claim, *_ in checks}
             return
         for index, (claim, _, grant, behind) in enumerate(checks):
             if grant is None and index in failed:

@@ -368,6 +368,7 @@ class RenewalBatch:
         session = self._leases.sessions.current(claim.ttl)
         kept = None if session is None else await self._kept_lease(session.id)
         if isinstance(kept, str):
+            self._unknown[claim.owner] = kept
             return
         key = store.key(claim)
         if kept is None or key.decode() not in kept.keys:

@@ -713,7 +713,9 @@ class ZooKeeperBackend:
             try:
                 await self._renew(batch, answer, until)
             except BackendUnavailable as error:
-                answer.unknown |= {grant.claim.owner: str(error) for grant in batch.grants}
+                claims = [each.claim for each in batch.grants]
+                claims += [waiting.claim for waiting, _, _ in batch.waits]
+                answer.unknown |= {claim.owner: str(error) for claim in claims}
         return answer.renewal()
 
     async def _group_by_session(
