@@ -347,3 +347,28 @@ def test_a_detached_connection_does_not_count() -> None:
         pool.close()
         assert detached.fd >= 0
         detached.close()
+
+
+def test_a_server_that_sends_without_reading_gets_no_more_time() -> None:
+    """It never lacks something to be read, while the request is never sent to its end."""
+
+    def flood(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(b"!push\n" * 10_000)
+
+    with fake_server(flood) as port:
+        pool = BlockingPool(LinesEndpoint(port), 1)
+        began = now()
+        outcome: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                pool.request(b"x" * 50_000_000 + b"\n", began + 0.3)
+            except Failed as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(5.0)
+        assert "TimeoutError" in str(outcome)
+        pool.close()
