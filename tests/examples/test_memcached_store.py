@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import secrets
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -200,15 +202,16 @@ def test_a_restart_between_read_and_write_grants_nothing(
     with MemcachedServer() as server:
         backend = peer(f"{server.url}?quarantine=5")
         _grant_later(backend, claim("warm"))
-        write = backend._write
+        ask = backend._ask
 
-        async def restart_first(*arguments: Any) -> Any:
-            server.kill()
-            server.start()
-            backend.pool.reset()
-            return await write(*arguments)
+        async def restart_first(request: bytes, until: float | None = None) -> Any:
+            if request.startswith((b"add", b"cas")):
+                server.kill()
+                server.start()
+                backend.pool.reset()
+            return await ask(request, until)
 
-        monkeypatch.setattr(backend, "_write", restart_first)
+        monkeypatch.setattr(backend, "_ask", restart_first)
         with pytest.raises(BackendUnavailable, match="restarted"):
             attempt(backend, claim())
 
@@ -367,6 +370,21 @@ def test_replies_are_read_wherever_they_are_cut(installed: None) -> None:
         assert [connection.next() for _ in expected] == expected
         assert connection.next() is PENDING
         connection.close()
+        theirs.close()
+
+
+def test_a_dropped_connection_needs_no_garbage_collector(installed: None) -> None:
+    """An interrupt may drop one in use: with it goes its place in the pool."""
+    from holdfast_memcached.connection import MemcachedConnection
+
+    ours, theirs = socket.socketpair()
+    gc.disable()
+    try:
+        gone = weakref.ref(MemcachedConnection(ours))
+        assert gone() is None
+    finally:
+        gc.enable()
+        ours.close()
         theirs.close()
 
 

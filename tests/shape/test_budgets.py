@@ -32,6 +32,7 @@ CODE_LINES = {"core": 2570, "io": 2540, "stores": 20230}
 stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store left its
 own behind. ``core/events.py`` has a value for each event, with its fields."""
 CODE_GROWTH = 1.02
+EXAMPLE_LINES = 300
 
 
 def modules() -> Iterator[Path]:
@@ -120,6 +121,12 @@ def code_lines(text: str) -> int:
         if token.type not in skipped and token.string:
             code |= set(range(token.start[0], token.end[0] + 1))
     return len(code - prose)
+
+
+def test_a_store_can_be_small() -> None:
+    """The example is to be read by those who write one."""
+    source = ROOT.parents[1] / "examples" / "memcached_store" / "src"
+    assert sum(code_lines(path.read_text()) for path in source.rglob("*.py")) <= EXAMPLE_LINES
 
 
 @pytest.mark.parametrize("folder", CODE_LINES)

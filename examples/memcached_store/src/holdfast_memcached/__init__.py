@@ -11,17 +11,12 @@ server's, in whole seconds. Read in this order: ``item`` (what is stored), ``bac
 requests), ``connection`` (the protocol, and what the server must be like).
 """
 
-from __future__ import annotations
-
 from holdfast.core.contract import Settings
 from holdfast.url import Url
 from holdfast_memcached.backend import LONGEST_SECONDS, MemcachedStore
 from holdfast_memcached.connection import MemcachedEndpoint
 
-__all__ = ["open_store"]
-
-PORT = 11211
-QUARANTINE_SECONDS = 64.0
+PORT, QUARANTINE_SECONDS = 11211, 64.0
 
 
 def open_store(url: Url, settings: Settings) -> MemcachedStore:

@@ -9,7 +9,6 @@ granted while the server's clock and ours disagree (``MemcachedStore.check``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.claim import Busy, Claim, Grant, LockInfo, Record
@@ -21,9 +20,7 @@ from holdfast.io.blocking import new_pool
 from holdfast.io.clock import now
 from holdfast.io.wakeups import new_hub
 from holdfast_memcached.connection import CLOCK_SECONDS, STATS, MemcachedEndpoint, Reading
-from holdfast_memcached.item import key_of, read_item, write_item
-
-__all__ = ["MemcachedBackend", "MemcachedStore"]
+from holdfast_memcached.item import key_of, read_item, write_request
 
 T = TypeVar("T")
 Decide = Callable[[NameState[None], Reading], T]
@@ -33,12 +30,9 @@ SKEW_SECONDS = 2 * CLOCK_SECONDS
 """How much longer a hold lasts in the store: its end was counted from a clock that was late by
 ``CLOCK_SECONDS``, and by as much again before ``check`` would have noticed."""
 LONGEST_SECONDS = 86_400.0
-EXPIRY_SECONDS = 2 * 86_400
-"""How long an unused item is kept: no hold is longer, and the clock keeps later tokens higher."""
 CHANGES = 100
 """Most retries of a compare-and-swap."""
-LOST = "it ran out or was broken, and is no longer stored"
-_OVERTAKEN = (b"EXISTS", b"NOT_FOUND", b"NOT_STORED")
+KEYS = b"lru_crawler metadump hash\r\n"
 _NOT_KEPT = {Guarantee.SURVIVES_SERVER_LOSS, Guarantee.RECORDS, Guarantee.WATCH}
 
 
@@ -46,15 +40,13 @@ class MemcachedStore:
     """One server, and what is known about its clock."""
 
     guarantees = frozenset(Guarantee) - _NOT_KEPT
-    shortest_ttl = 1.0
-    whole_seconds = False
+    shortest_ttl, whole_seconds = 1.0, False
 
     def __init__(self, endpoint: MemcachedEndpoint, settings: Settings, quarantine: float) -> None:
         self.endpoint, self.settings, self.display = endpoint, settings, endpoint.display
         self.longest_ttl = quarantine - SKEW_SECONDS if quarantine else LONGEST_SECONDS
-        self.quarantine_seconds = quarantine
+        self.quarantine_seconds, self._distrusted_until = quarantine, 0.0
         self._last: Reading | None = None
-        self._distrusted_until = 0.0
 
     def backend(self, runtime: Runtime) -> MemcachedBackend:
         return MemcachedBackend(self, runtime)
@@ -71,22 +63,13 @@ class MemcachedStore:
         raise BackendUnavailable(f"{self.display} was stopped or restarted: its clock has jumped")
 
 
-def _extend(claim: Claim, shorten: bool, state: NameState[None], at: Reading) -> bool:
-    return state.extend(claim.owner, claim.ttl, at.micros, shorten=shorten)
-
-
-def _refresh(waiting: Waiting, state: NameState[None], at: Reading) -> bool:
-    return state.refresh(waiting.claim.owner, waiting.behind, at.micros)
-
-
 class MemcachedBackend:
     """Admits claims in the items of one namespace."""
 
     def __init__(self, store: MemcachedStore, runtime: Runtime) -> None:
         self.store, self.runtime, self.display = store, runtime, store.display
-        connections = store.settings.connections
-        self.pool = new_pool(store.endpoint, connections, blocking=runtime.blocking)
-        self._hub = new_hub(blocking=runtime.blocking)
+        self.pool = new_pool(store.endpoint, store.settings.connections, blocking=runtime.blocking)
+        self._hub, self._between = new_hub(blocking=runtime.blocking), runtime.between
 
     async def attempt(
         self, claim: Claim, *, join: bool, until: float | None = None
@@ -95,15 +78,13 @@ class MemcachedBackend:
             left = self.store.quarantine_seconds - at.uptime
             if left <= 0:
                 return state.attempt(claim, at.micros, join=join, wall=at.micros)
-            why = f"{self.display} has started {at.uptime} s ago and forgotten all holds"
-            return Busy(0, left, reason=f"{why}: nothing is granted until they are over")
+            return Busy(0, left, reason=f"{self.display} has forgotten all holds at its start")
 
         self._hub.forget(claim.owner)
         return await self._change(claim.name, decide, until, ends=True)
 
     async def wait(self, claim: Claim, busy: Busy, until: float) -> None:
-        left, seconds = until - now(), backoff.STORE_POLL_SECONDS
-        pause = backoff.pause_within(left, seconds, self.runtime.between)
+        pause = backoff.pause_within(until - now(), backoff.STORE_POLL_SECONDS, self._between)
         await self._hub.waited(claim.owner, now() + pause)
 
     def nudge(self, claim: Claim) -> None:
@@ -113,18 +94,20 @@ class MemcachedBackend:
         self, grants: Sequence[Grant], waits: Sequence[Waiting], *, until: float,
         shorten: bool = False,
     ) -> Renewal:  # fmt: skip
-        work = [(grant.claim, partial(_extend, grant.claim, shorten)) for grant in grants]
-        work += [(waiting.claim, partial(_refresh, waiting)) for waiting in waits]
-        missing, unknown = set(), {}
-        for claim, decide in work:
+        def decide(state: NameState[None], at: Reading) -> bool:
+            if isinstance(each, Waiting):
+                return state.refresh(each.claim.owner, each.behind, at.micros)
+            return state.extend(each.claim.owner, each.claim.ttl, at.micros, shorten=shorten)
+
+        gone, unknown, work = set[str](), dict[str, str](), list[Grant | Waiting]([*grants, *waits])
+        for each in work:
             try:
-                if not await self._change(claim.name, decide, until, ends=True):
-                    missing.add(claim.owner)
+                if not await self._change(each.claim.name, decide, until, ends=True):
+                    gone.add(each.claim.owner)
             except (BackendUnavailable, Incompatible) as error:
-                unknown[claim.owner] = str(error)
-        waiting_owners = {waiting.claim.owner for waiting in waits}
-        lost = dict.fromkeys(missing - waiting_owners, LOST)
-        return Renewal(lost, unknown, frozenset(missing & waiting_owners))
+                unknown[each.claim.owner] = str(error)
+        lost = {g.claim.owner: "it ran out or was broken" for g in grants if g.claim.owner in gone}
+        return Renewal(lost, unknown, frozenset(gone - lost.keys()))
 
     async def release(self, grant: Grant) -> bool:
         owner = grant.claim.owner
@@ -144,24 +127,19 @@ class MemcachedBackend:
         return await self._change(name, lambda state, at: state.info(at.micros))
 
     async def survey(self, prefix: str, cursor: str | None, limit: int) -> Page:
+        until = now() + self.store.endpoint.request_seconds
+        # The server lists all of its keys, for one client at a time.
+        while type(found := (await self.pool.alone([KEYS], until))[0]) is not list:
+            if not found.startswith(b"BUSY") or now() >= until:
+                raise BackendUnavailable(f"{self.display} does not list its keys: {found!r:.200}")
+            await self.runtime.sleep(self._between(*backoff.SHORT_RACE_SECONDS))
         ours, after = key_of(self.store.settings.namespace), (cursor or "").encode()
-        keys = sorted(key for key in await self._keys() if key.startswith(ours) and key > after)
+        keys = sorted(key for key, _ in found if key.startswith(ours) and key > after)
         # The namespace alone is no key of an item: a request without keys would be an error.
-        reply, at = await self._ask(b" ".join([b"gets", ours, *keys[:limit]]) + b"\r\n")
+        reply, at = await self._ask(b" ".join([b"gets", ours, *keys[:limit]]) + b"\r\n", until)
         infos = [read_item(data, self.display).info(at.micros) for _, data in reply]
         used = [i for i in infos if i.name.startswith(prefix) and (i.holders or i.waiters)]
         return Page(used, keys[limit - 1].decode() if len(keys) > limit else None)
-
-    async def _keys(self) -> list[bytes]:
-        """All keys of the server, which lists them for one client at a time."""
-        until = now() + self.store.endpoint.request_seconds
-        while True:
-            (reply,) = await self.pool.alone([b"lru_crawler metadump hash\r\n"], until)
-            if type(reply) is list:
-                return [key for key, _ in reply]
-            if not reply.startswith(b"BUSY") or now() >= until:
-                raise BackendUnavailable(f"{self.display} does not list its keys: {reply!r:.200}")
-            await self.runtime.sleep(self.runtime.between(*backoff.SHORT_RACE_SECONDS))
 
     async def record(self, grant: Grant, value: str, keep_seconds: float) -> bool:
         raise Unsupported(f"{self.display} keeps no records: memcached forgets")
@@ -170,16 +148,15 @@ class MemcachedBackend:
         raise Unsupported(f"{self.display} keeps no records: memcached forgets")
 
     async def watch(self, name: str, seen: int | None, until: float) -> None:
-        left, seconds = until - now(), backoff.WATCH_POLL_SECONDS
-        await self.runtime.sleep(backoff.pause_within(left, seconds, self.runtime.between))
+        pause = backoff.pause_within(until - now(), backoff.WATCH_POLL_SECONDS, self._between)
+        await self.runtime.sleep(pause)
 
     async def probe(self) -> list[Finding]:
         await self._ask(b"version\r\n")
         seconds = self.store.quarantine_seconds
-        after = f"nothing is granted for {seconds:g} s" if seconds else "they may be granted twice"
-        restart = f"it forgets all holds when it restarts: {after}"
+        after = f"nothing is granted for {seconds:g} s" if seconds else "holds may be granted twice"
         memory = Finding("memory", "it evicts nothing (-M, no_slab_reassign), and can't flush (-F)")
-        return [memory, Finding("restart", restart, "ok" if seconds else "warning")]
+        return [memory, Finding("restart", f"{after} then", "ok" if seconds else "warning")]
 
     def forget(self) -> None:
         self.pool.forget()
@@ -201,41 +178,26 @@ class MemcachedBackend:
         has restarted in between is found out."""
         latest = now() + self.store.endpoint.request_seconds
         until = latest if until is None else min(until, latest)
+        key = key_of(self.store.settings.namespace, name)
         for times in range(CHANGES):
-            state, version, before = await self._read(name, until)
+            reply, before = await self._ask(b"gets %b\r\n" % key, until)
             if ends:
                 self.store.check(before)
+            version, data = reply[0] if reply else (b"", b"")
+            state = read_item(data, self.display) if data else NameState(name, self.display)
+            state.skew = int(SKEW_SECONDS * MICROS)
             answer = decide(state, before)
             if not state.changed:
                 return answer
-            reply, after = await self._write(name, state, version, until)
+            reply, after = await self._ask(write_request(key, version, state), until)
             if ends:
                 self.store.check(after, before)
             if reply == b"STORED":
                 return answer
-            if reply not in _OVERTAKEN:
+            if reply not in (b"EXISTS", b"NOT_FOUND", b"NOT_STORED"):  # not overtaken
                 raise BackendUnavailable(f"{self.display} refused to write: {reply!r:.200}")
-            await self.runtime.sleep(self.runtime.between(0.0, min(0.25, 0.0005 * times**2)))
+            await self.runtime.sleep(self._between(0.0, min(0.25, 0.0005 * times**2)))
         raise BackendUnavailable(f"{self.display}: other clients change {name!r} too often")
-
-    async def _read(self, name: str, until: float) -> tuple[NameState[None], bytes, Reading]:
-        """The state of a name, the version of its item (empty if there is none), and the time."""
-        key = key_of(self.store.settings.namespace, name)
-        reply, at = await self._ask(b"gets %b\r\n" % key, until)
-        version, state = b"", NameState[None](name, self.display)
-        if reply:
-            version, state = reply[0][0], read_item(reply[0][1], self.display)
-        state.skew = int(SKEW_SECONDS * MICROS)
-        return state, version, at
-
-    async def _write(
-        self, name: str, state: NameState[None], version: bytes, until: float
-    ) -> tuple[bytes, Reading]:
-        """Writes a state, unless its item has changed since it was read; returns the reply."""
-        verb, key = b"cas" if version else b"add", key_of(self.store.settings.namespace, name)
-        data = write_item(state)
-        words = (verb, key, EXPIRY_SECONDS, len(data), version, data)
-        return await self._ask(b"%b %b 0 %d %d %b\r\n%b\r\n" % words, until)
 
     async def _ask(self, request: bytes, until: float | None = None) -> tuple[Any, Reading]:
         """Sends a request, and asks the server for its clock behind it."""
@@ -244,7 +206,5 @@ class MemcachedBackend:
         found = dict(stats) if type(stats) is list else {}
         words = found.get(b"time", b""), found.get(b"uptime", b"")
         if not all(map(bytes.isdigit, words)) or (type(reply) is bytes) == (request[:4] == b"gets"):
-            raise BackendUnavailable(
-                f"{self.display} does not answer like memcached: {reply!r:.99}"
-            )
+            raise BackendUnavailable(f"{self.display} answers strangely: {reply!r:.200}")
         return reply, Reading(sent, now(), *map(int, words))

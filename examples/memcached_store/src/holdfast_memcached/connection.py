@@ -14,14 +14,11 @@ from holdfast.core.queue import MICROS
 from holdfast.errors import BackendUnavailable
 from holdfast.io.connection import PENDING, Broken, Stream, World, exchange, open_socket
 
-__all__ = ["CLOCK_SECONDS", "STATS", "MemcachedEndpoint", "Reading"]
-
 CLOCK_SECONDS = 2.0
 """How late the server's clock may be: it counts whole seconds, by a timer."""
 STATS = b"stats\r\n"
-LONGEST_LINE_BYTES = 4096
-LARGEST_VALUE_BYTES = 16 << 20
-MOST_PAIRS = 1_000_000
+LONGEST_LINE_BYTES, MOST_DIGITS, MOST_PAIRS = 4096, 8, 1_000_000
+"""Of a reply: of a line, of the size of an item, of all."""
 NEEDED = {
     b"evictions": (b"off", "it evicts items when its memory is full: start it with -M"),
     b"slab_reassign": (b"no", "it drops items to move memory: start it with -o no_slab_reassign"),
@@ -40,10 +37,13 @@ class MemcachedConnection(Stream):
         self._buffer = b""
         self._pairs: list[tuple[bytes, bytes]] = []
         self._replies: deque[Any] = deque()
-        self.feed = self._feed
-        self.next = lambda: self._replies.popleft() if self._replies else PENDING
 
-    def _feed(self, data: bytes) -> None:
+    # Both are methods: a function that refers to its connection would keep it open, and its place
+    # in the pool taken, until a garbage collection, if an interrupt drops the connection.
+    def next(self) -> Any:
+        return self._replies.popleft() if self._replies else PENDING
+
+    def feed(self, data: bytes) -> None:
         self._buffer += data
         while self._take_line():
             pass
@@ -57,7 +57,9 @@ class MemcachedConnection(Stream):
             return False
         word, *words = line.rstrip(b"\r").split(b" ", 4)
         if word == b"VALUE" and len(words) == 4:
-            size = number(words[2], LARGEST_VALUE_BYTES)
+            if not words[2].isdigit() or len(words[2]) > MOST_DIGITS:
+                raise Broken("it sent something that is not a reply of memcached")
+            size = int(words[2])
             if len(rest) < size + 2:
                 return False
             self._pairs.append((words[3], rest[:size]))
@@ -71,13 +73,6 @@ class MemcachedConnection(Stream):
             self._pairs = []
         self._buffer = rest
         return True
-
-
-def number(text: bytes, most: int = 2**62) -> int:
-    """A number that the server sent. Raises ``Broken`` if it is none."""
-    if text.isdigit() and len(text) < 20 and int(text) <= most:
-        return int(text)
-    raise Broken("it sent something that is not a reply of memcached")
 
 
 class Reading(NamedTuple):
@@ -115,8 +110,7 @@ class MemcachedEndpoint:
         try:
             (reply,) = await exchange(world, connection, [b"stats settings\r\n"], until)
             found = dict(reply) if type(reply) is list else {}
-            wrong = [why for name, (word, why) in NEEDED.items() if found.get(name) != word]
-            if wrong:
+            if wrong := [why for name, (word, why) in NEEDED.items() if found.get(name) != word]:
                 why = "; ".join(wrong) if found else "it is not memcached"
                 raise BackendUnavailable(f"{self.display} can't be used: {why}", final=True)
         except BaseException:

@@ -1,7 +1,5 @@
 """The item of a name as a value, and back. No I/O. Times are the server's, in µs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any
@@ -10,10 +8,9 @@ from holdfast.claim import Claim, Mode
 from holdfast.core.queue import HeldClaim, NameState, QueuedClaim
 from holdfast.errors import Incompatible
 
-__all__ = ["key_of", "read_item", "write_item"]
-
 VERSION = 1
-LARGEST_NUMBER = 2**63 - 1
+EXPIRY_SECONDS = 2 * 86_400
+"""How long an unused item is kept: no hold is longer, and the clock keeps later tokens higher."""
 _CLAIM = (str, int, int, str, str)
 
 
@@ -24,12 +21,14 @@ def key_of(namespace: str, name: str = "") -> bytes:
     return ".".join(["holdfast", *words]).encode()
 
 
-def write_item(state: NameState[None]) -> bytes:
-    """Encodes a state. Of a claim it has mode, weight, limit, owner and label."""
+def write_request(key: bytes, version: bytes, state: NameState[None]) -> bytes:
+    """The request that writes a state, if the item still has this version; empty: if there is none.
+    Of a claim it has mode, weight, limit, owner and label."""
     holds = [_words(h.claim, h.token, h.slots, h.since, h.ends) for h in state.holds.values()]
-    queue = state.queue.values()
-    waits = [_words(q.claim, q.since, q.ends, q.reserved, q.behind) for q in queue]
-    return json.dumps((VERSION, state.name, state.token, holds, waits)).encode()
+    waits = [_words(q.claim, q.since, q.ends, q.reserved, q.behind) for q in state.queue.values()]
+    data = json.dumps((VERSION, state.name, state.token, holds, waits)).encode()
+    words = (b"cas" if version else b"add", key, EXPIRY_SECONDS, len(data), version, data)
+    return b"%b %b 0 %d %d %b\r\n%b\r\n" % words
 
 
 def _words(claim: Claim, *more: Any) -> tuple[Any, ...]:
@@ -65,6 +64,6 @@ def _checked(entry: Any, *kinds: type) -> list[Any]:
     """The words of an entry. Raises ``ValueError`` unless they are of these kinds."""
     words = entry if type(entry) is list else []
     numbers = [word for word in words if type(word) is int]
-    if tuple(map(type, words)) != kinds or any(not 0 <= n < LARGEST_NUMBER for n in numbers):
+    if tuple(map(type, words)) != kinds or any(not 0 <= n < 2**63 - 1 for n in numbers):
         raise ValueError("not the words that an entry has")
     return words
