@@ -6,7 +6,7 @@ checks. A ``LockInfo`` is what a store knows about a name: its holders and waite
 
 # Without "from __future__ import annotations": see holdfast.lazy.
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidName, UntrustedFence
@@ -32,6 +32,10 @@ LONGEST_NOTE_BYTES = 1024
 """Limit of a note. Of a note that another program wrote, this many characters are read."""
 LONGEST_KIND = 64
 """Characters of a kind; the rest of a derived or a stored one is cut."""
+MOST_HOLDS = 8
+LONGEST_HOLDS_BYTES = 640
+"""How many holds of its thread or task a label names, and the bytes of their names in total: room
+for the longest name. The others are left out."""
 LARGEST_PID = 2**63 - 1
 LARGEST_TOKEN = 2**63 - 1
 LARGEST_EPOCH = 2**31 - 1
@@ -65,8 +69,8 @@ class Claim(NamedTuple):
     ttl: float
     owner: str
     label: str
-    """Host, process, thread, note, kind and traceparent, as JSON text. Stores keep it beside the
-    claim, unread."""
+    """Host, process, thread, note, kind, traceparent, and what its thread holds while it waits, as
+    JSON text. Stores keep it beside the claim, unread."""
 
 
 class Grant(NamedTuple):
@@ -148,6 +152,9 @@ class Waiter(NamedTuple):
     mode: Mode
     since: float
     behind: int
+    holds: tuple[tuple[str, int], ...] = ()
+    """The names that its thread or task holds in blocks while it waits, each with the token of the
+    hold, the newest first: at most eight. Leases of ``acquire()`` are not among them."""
 
 
 class LockInfo(NamedTuple):
@@ -231,20 +238,44 @@ def is_election(kind: str) -> bool:
 
 
 def write_label(
-    host: str, pid: int, thread: str, note: str, kind: str = "", traceparent: str = ""
+    host: str,
+    pid: int,
+    thread: str,
+    note: str,
+    kind: str = "",
+    traceparent: str = "",
+    holds: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """The text that stores keep beside a claim. A kind and a traceparent are added at the end:
-    versions without them ignore these."""
-    host, thread = _origin(host), _origin(thread)
-    texts = host + thread + note + kind + traceparent
+    """The text that stores keep beside a claim. A kind, a traceparent and the holds of a waiter are
+    added at the end: versions without them ignore these."""
+    host, thread, held = _origin(host), _origin(thread), _fitting(holds)
+    texts = host + thread + note + kind + traceparent + "".join(name for name, _ in held)
     if texts.isprintable() and '"' not in texts and "\\" not in texts:
         # The usual case, which does not import json.
-        more = f',"{kind}","{traceparent}"' if kind or traceparent else ""
+        more = f',"{kind}","{traceparent}"' if kind or traceparent or held else ""
+        if held:
+            pairs = [f'"{name}",{token}' for name, token in held]
+            more += f",[{','.join(pairs)}]"
         return f'["{host}",{pid},"{thread}","{note}"{more}]'
     import json
 
-    fields = [host, pid, thread, note, *([kind, traceparent] if kind or traceparent else [])]
+    fields: list[object] = [host, pid, thread, note]
+    if kind or traceparent or held:
+        fields += [kind, traceparent]
+    if held:
+        fields.append([value for hold in held for value in hold])
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _fitting(holds: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The first of the holds, as many as a label may name."""
+    fitting: list[tuple[str, int]] = []
+    left = LONGEST_HOLDS_BYTES
+    for name, token in holds[:MOST_HOLDS]:
+        left -= len(name.encode())
+        if left >= 0:
+            fitting.append((name, token))
+    return fitting
 
 
 def read_label(label: str) -> "Label":
@@ -274,6 +305,32 @@ def read_label(label: str) -> "Label":
         kind,
         traceparent if is_traceparent(traceparent) else "",
     )
+
+
+def read_holds(label: str) -> tuple[tuple[str, int], ...]:
+    """What the writer of a label said that its thread holds: names and tokens. Empty if it holds
+    nothing, and for a list that no client writes. As untrusted as all of a label."""
+    import json
+
+    try:
+        fields = json.loads(label)
+        pairs = fields[6]
+    except (ValueError, TypeError, RecursionError, IndexError, KeyError):
+        return ()
+    if not isinstance(fields, list) or not isinstance(pairs, list):
+        return ()
+    if len(pairs) % 2 or len(pairs) > 2 * MOST_HOLDS:
+        return ()
+    holds = tuple(zip(pairs[::2], pairs[1::2], strict=True))
+    return holds if all(_is_hold(name, token) for name, token in holds) else ()
+
+
+def _is_hold(name: object, token: object) -> bool:
+    try:
+        check_name(name)  # type: ignore[arg-type]
+    except (TypeError, InvalidName):
+        return False
+    return type(token) is int and 0 <= token <= LARGEST_TOKEN
 
 
 def is_traceparent(text: object) -> bool:

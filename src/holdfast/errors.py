@@ -50,12 +50,24 @@ class HoldfastError(Exception):
 
 
 class LockTimeout(HoldfastError, TimeoutError):
-    """The lock was not acquired in time; ``.holder`` is its holder, if the store could name it."""
+    """The lock was not acquired in time; ``.holder`` is its holder, if the store could name it.
 
-    def __init__(self, message: str, *, name: str = "", holder: Holder | None = None) -> None:
+    ``.deadlock`` has the names of the circle of waiters that it was in, if one was found: the
+    holder of each waits for the next name, that of the last one for the first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str = "",
+        holder: Holder | None = None,
+        deadlock: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.name = name
         self.holder = holder
+        self.deadlock = deadlock
 
 
 class LockLost(HoldfastError):

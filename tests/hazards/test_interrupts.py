@@ -69,7 +69,7 @@ def test_an_interrupt_between_grant_and_lease_leaves_nothing(
 ) -> None:
     """The granted hold has no handle, so it is released at once."""
 
-    def torn(client: Engine, hold: Hold, me: object) -> None:
+    def torn(client: Engine, hold: Hold, me: object, *, block: bool) -> None:
         raise KeyboardInterrupt
 
     with holdfast.connect("memory://", ttl=3600) as ours, holdfast.connect("memory://") as theirs:

@@ -33,12 +33,13 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.core.deadlock import DeadlockSearch
     from holdfast.core.events import LockUse
 
 __all__ = ["acquire", "attempt_once"]
 
 LONG_WAIT_SECONDS = 10.0
-"""A longer wait is logged, once."""
+"""A longer wait is logged, once, and a deadlock that it is in."""
 LOOK_SECONDS = 0.4
 """How long a timeout, or the begin of a wait, may be delayed to name the holder."""
 FIRST_REQUEST_SECONDS = 0.9
@@ -211,7 +212,16 @@ def _is_refusal(error: BaseException) -> bool:
 class _StoreWait:
     """The wait of a client's first waiter for the store."""
 
-    __slots__ = ("_engine", "_logged", "_options", "_spins", "_started", "_until", "_waiter")
+    __slots__ = (
+        "_deadlocks",
+        "_engine",
+        "_logged",
+        "_options",
+        "_spins",
+        "_started",
+        "_until",
+        "_waiter",
+    )
 
     def __init__(
         self, engine: Engine, waiter: LocalWaiter, until: float | None, options: AcquireOptions
@@ -220,6 +230,8 @@ class _StoreWait:
         self._until, self._options = until, options
         self._started = 0.0
         self._logged = False
+        self._deadlocks: DeadlockSearch | None = None
+        """From the first time on that the wait is found to be long."""
         self._spins = 0
 
     async def wait(self, busy: Busy, sent: float) -> None:
@@ -232,10 +244,9 @@ class _StoreWait:
         if not waiter.in_store_queue:
             now = await self._join(busy, now)
         if self._until is not None and now >= self._until:
-            await self._give_up(busy)
-        if not self._logged and now - self._started > LONG_WAIT_SECONDS:
-            self._logged = True
-            await _log_wait(engine, waiter.claim, now - self._started, busy.reason)
+            await self._give_up(busy, now)
+        if now - self._started > LONG_WAIT_SECONDS:
+            await self._tell_long(busy, now)
         wake_at = self._wake_at(busy, now)
         if trace := log.tracer("lock"):
             text = "busy: %r on %s, %d in front; attempts again after a wake-up, or in %.3g s"
@@ -265,6 +276,21 @@ class _StoreWait:
         await _tell_waiting(engine, waiter.claim, use, busy.place)
         return engine.runtime.now()
 
+    async def _tell_long(self, busy: Busy, now: float) -> None:
+        """Logs that the wait is long, and looks for a deadlock beside it; each of them once."""
+        if not self._logged:
+            self._logged = True
+            await _log_wait(self._engine, self._waiter.claim, now - self._started, busy.reason)
+        for_error = self._until is not None and self._options.explain
+        await self._search().begin(for_error=for_error)
+
+    def _search(self) -> DeadlockSearch:
+        from holdfast.core.deadlock import DeadlockSearch
+
+        if self._deadlocks is None:
+            self._deadlocks = DeadlockSearch(self._engine, self._waiter)
+        return self._deadlocks
+
     def _is_usable(self, grant: Grant, sent: float) -> bool:
         """Whether to use a direct grant, which the store made after ``sent`` and for
         ``grant.seconds`` only. If half of that time may be over, or if the hold is not renewed,
@@ -292,7 +318,7 @@ class _StoreWait:
         if self._spins > MOST_SPINS:
             await runtime.sleep(runtime.between(*SPIN_PAUSE_SECONDS))
 
-    async def _give_up(self, busy: Busy) -> None:
+    async def _give_up(self, busy: Busy, now: float) -> None:
         waiter = self._waiter
         waiter.gone = True
         engine, by = self._engine, self._engine.runtime.now() + LEAST_REQUEST_SECONDS
@@ -302,7 +328,10 @@ class _StoreWait:
             waiter.in_store_queue = False  # nothing is left to undo
         except BackendUnavailable:  # the renewer undoes it
             answers = False
-        raise await _timed_out(engine, waiter.claim, self._options, busy.reason, answers=answers)
+        search = self._search() if now - self._started > LONG_WAIT_SECONDS else None
+        raise await _timed_out(
+            engine, waiter.claim, self._options, busy.reason, answers=answers, search=search
+        )
 
 
 class _Outage:
@@ -418,9 +447,11 @@ async def _timed_out(
     behind: LocalWaiter | None = None,
     *,
     answers: bool = True,
+    search: DeadlockSearch | None = None,
 ) -> LockTimeout:
-    """The error of an acquire whose timeout is over; names the holder if the store ``answers``. If
-    the acquire was ``behind`` other waiters of its client, the store may have stopped to do so."""
+    """The error of an acquire whose timeout is over; names the holder if the store ``answers``, and
+    a deadlock if the ``search`` finds one. If the acquire was ``behind`` other waiters of its
+    client, the store may have stopped to answer."""
     if not options.explain:
         return LockTimeout("", name=claim.name)
     ahead = 0 if behind is None else engine.local_queues.ahead_of(behind)
@@ -436,7 +467,10 @@ async def _timed_out(
         why = f": {counted(ahead, 'waiter')} of this process {'was' if ahead == 1 else 'were'} "
         why += "ahead of it"
     holder = info.holders[0] if info and info.holders else None
-    return LockTimeout(message + why, name=claim.name, holder=holder)
+    if search is None or holder is None:
+        return LockTimeout(message + why, name=claim.name, holder=holder)
+    deadlock, names = await search.at_timeout()
+    return LockTimeout(message + why + deadlock, name=claim.name, holder=holder, deadlock=names)
 
 
 async def _tell_waiting(engine: Engine, claim: Claim, use: LockUse, place: int | None) -> None:

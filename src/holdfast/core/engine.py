@@ -41,6 +41,9 @@ class Engine:
         self.local_queues = LocalQueues(runtime)
         self.reentry: dict[tuple[int, str], Hold] = {}
         """The newest hold by thread or task and name: for re-entry, and to find self-deadlocks."""
+        self.blocks: dict[int, list[Hold]] = {}
+        """The holds by the thread or task whose blocks they are, the oldest first: what it holds
+        while it waits for another name. Only to name deadlocks: a race may leave one out."""
         self.releasing: set[str] = set()
         """Owners whose holds are being released at this moment."""
         self.closed = False
@@ -74,12 +77,23 @@ class Engine:
             return self.log_events()
         return self.events
 
-    def label(self, me: Hashable, note: str, kind: str = "", use: LockUse | None = None) -> str:
+    def label(
+        self,
+        me: Hashable,
+        note: str,
+        kind: str = "",
+        use: LockUse | None = None,
+        *,
+        waits: bool = False,
+    ) -> str:
         """The label that the store keeps beside a claim: host, process, thread or task, note, the
-        kind if the program gave one, and the traceparent of an observer."""
+        kind if the program gave one, the traceparent of an observer, and for a claim that ``waits``
+        what its thread or task holds in blocks meanwhile."""
         name = self.runtime.name_of(me)
-        if use is not None and (traceparent := use.events.traceparent(use)):
-            return write_label(*self.runtime.where(), name, note, kind, traceparent)
+        holds = self._held_in_blocks(me) if waits and self.blocks else []
+        traceparent = "" if use is None else use.events.traceparent(use)
+        if traceparent or holds:
+            return write_label(*self.runtime.where(), name, note, kind, traceparent, holds)
         label = self._labels.get((name, note, kind))
         if label is None:
             if len(self._labels) >= KEPT_LABELS:
@@ -87,6 +101,14 @@ class Engine:
             host, pid = self.runtime.where()
             label = self._labels[name, note, kind] = write_label(host, pid, name, note, kind)
         return label
+
+    def _held_in_blocks(self, me: Hashable) -> list[tuple[str, int]]:
+        """Name and token of each hold that only this thread or task can end, the newest first."""
+        return [
+            (hold.grant.claim.name, hold.grant.token)
+            for hold in reversed(self.blocks.get(id(me), ()))
+            if hold.block and hold.state is State.HELD and hold.acquired_by() is me
+        ]
 
     def nudge(self, claim: Claim) -> None:
         """Makes a wait for this claim return now."""
@@ -125,14 +147,25 @@ class Engine:
     def disown(self, hold: Hold) -> None:
         """Removes the hold from re-entry."""
         key = hold.reentry_key
-        if key is not None and self.reentry.get(key) is hold:
+        if key is None:
+            return
+        if self.reentry.get(key) is hold:
             self.reentry.pop(key, None)
+        blocks = self.blocks.get(key[0])
+        if blocks is not None:
+            blocks[:] = [each for each in blocks if each is not hold and each.state is State.HELD]
+            if not blocks:
+                self.blocks.pop(key[0], None)
 
-    def own(self, hold: Hold, me: Hashable) -> None:
-        """Registers the hold for re-entry by this thread or task."""
+    def own(self, hold: Hold, me: Hashable, *, block: bool) -> None:
+        """Registers the hold for re-entry by this thread or task. That of a ``block`` is from here
+        on renewed only while the thread or task lives."""
         hold.acquired_by = ref(me)
         hold.reentry_key = key = id(me), hold.grant.claim.name
         self.reentry[key] = hold
+        if block:
+            hold.block = True
+            self.blocks.setdefault(key[0], []).append(hold)
 
     def held_by(self, me: Hashable, name: str) -> Hold | None:
         """The newest hold of the name that this thread or task acquired."""
@@ -306,6 +339,7 @@ class Engine:
         self.renewer.interrupted_losses.clear()
         self.local_queues.clear()
         self.reentry.clear()
+        self.blocks.clear()
         self.releasing.clear()
         for hold in holds:
             if hold.use is not None:  # else observe.current() would give it

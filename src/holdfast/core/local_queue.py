@@ -167,6 +167,11 @@ class LocalQueues:
         if self.outages:
             self.outages.pop(name, None)
 
+    def of(self, name: str) -> list[LocalWaiter]:
+        """The waiters of this client for the name, the first of them first."""
+        waiters = self._waiters(self._queues.get(name))
+        return [waiter for waiter in waiters if not waiter.gone]
+
     def ahead_of(self, waiter: LocalWaiter) -> int:
         """How many waiters of this client are in front of this one."""
         waiters = self._waiters(waiter.queue)

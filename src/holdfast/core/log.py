@@ -12,9 +12,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_first_line", "debug", "exception", "info", "tracer", "wants_info", "warning"]
+__all__ = [
+    "at_first_line",
+    "debug",
+    "exception",
+    "info",
+    "tracer",
+    "wants_info",
+    "wants_warning",
+    "warning",
+]
 
-DEBUG, INFO = 10, 20
+DEBUG, INFO, WARNING = 10, 20, 30
 _prepare: list[Callable[[], None]] = []
 _traced: dict[str, Any] = {}
 
@@ -42,6 +51,11 @@ def tracer(part: str) -> Callable[..., None] | None:
 def wants_info(part: str = "") -> bool:
     """Whether a line of ``info`` would be logged."""
     return bool(_logger(part).isEnabledFor(INFO))
+
+
+def wants_warning(part: str = "") -> bool:
+    """Whether a line of ``warning`` would be logged."""
+    return bool(_logger(part).isEnabledFor(WARNING))
 
 
 def debug(text: str, *values: object, part: str = "") -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from holdfast.claim import Claim, Holder, LockInfo, Mode, Waiter, read_label
+from holdfast.claim import Claim, Holder, LockInfo, Mode, Waiter, read_holds, read_label
 from holdfast.core.admit import Share, check_limit, fits, free_slots
 from holdfast.core.contract import DIRECT_GRANT_SECONDS, GRACE_SECONDS
 from holdfast.errors import Incompatible
@@ -241,5 +241,6 @@ def lock_info(name: str, queue: Iterable[Entry], remaining: dict[str, float]) ->
                 Holder(*who, entry.mode, details.token, details.slots, details.since, left)
             )
         else:
-            waiters.append(Waiter(*who, entry.mode, details.since, details.behind))
+            holds = read_holds(details.label)
+            waiters.append(Waiter(*who, entry.mode, details.since, details.behind, holds))
     return LockInfo(name, limit, tuple(holders), tuple(waiters))

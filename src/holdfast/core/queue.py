@@ -21,7 +21,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
 
-from holdfast.claim import Busy, Claim, Grant, Holder, LockInfo, Mode, Waiter, read_label
+from holdfast.claim import (
+    Busy,
+    Claim,
+    Grant,
+    Holder,
+    LockInfo,
+    Mode,
+    Waiter,
+    read_holds,
+    read_label,
+)
 from holdfast.core import admit
 from holdfast.core.admit import Share
 from holdfast.core.contract import GRACE_SECONDS, QUEUE_CAP, STALE_SECONDS
@@ -175,9 +185,12 @@ class NameState(Generic[W]):
             for h in held
         )  # fmt: skip
         waiters = tuple(
-            Waiter(*read_label(q.claim.label), q.claim.mode, q.since / MICROS, q.behind)
+            Waiter(
+                *read_label(q.claim.label), q.claim.mode, q.since / MICROS, q.behind,
+                read_holds(q.claim.label),
+            )
             for q in queued
-        )
+        )  # fmt: skip
         claims = [each.claim for each in held] + [each.claim for each in queued]
         return LockInfo(self.name, claims[0].limit if claims else 0, holders, waiters)
 

@@ -118,15 +118,14 @@ class LockBase(LockContext[L]):
             self._limit,
             options.ttl,
             os.urandom(16).hex(),
-            engine.label(me, options.note, self._kind, use),
+            engine.label(me, options.note, self._kind, use, waits=timeout != 0),
         )
         how = self._acquire_options
         if not explain or timeout != how.timeout or use is not None:
             how = AcquireOptions(timeout, options.renew, options.max_hold, explain, use)
         try:
             hold = await (attempt_once if timeout == 0 else acquire)(engine, claim, how)
-            engine.own(hold, me)
-            hold.block = block  # from here on renewed only while this thread or task lives
+            engine.own(hold, me, block=block)
             if use is not None:  # before its lease: an interrupt in here is undone below
                 use.events.acquired(hold, block=block)
             return self._lease(engine, hold, options.note)

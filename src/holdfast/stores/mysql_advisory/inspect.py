@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.claim import Holder, Mode, Waiter, read_label
+from holdfast.claim import Holder, Mode, Waiter, read_holds, read_label
 from holdfast.stores.mysql.protocol import Row
 from holdfast.stores.mysql.row import MICROS
 
@@ -34,6 +34,6 @@ def waiter_of(request: str) -> Waiter | None:
         label, since = comment.partition("*/")[0].split(" ")
         text = bytes.fromhex(label.replace("-", "")).decode()
         mode = Mode.SLOTS if ":t'" in lock else Mode.EXCLUSIVE
-        return Waiter(*read_label(text), mode, int(since) / MICROS, 0)
+        return Waiter(*read_label(text), mode, int(since) / MICROS, 0, read_holds(text))
     except ValueError:
         return None

@@ -17,11 +17,11 @@ from holdfast.claim import (
     Claim,
     Grant,
     Holder,
-    Label,
     LockInfo,
     Mode,
     Record,
     Waiter,
+    read_holds,
     read_label,
 )
 from holdfast.core.admit import check_limit
@@ -139,15 +139,16 @@ def _holder(
         raise ValueError("slots are no list")
     held = tuple(_whole(slot, MOST_SLOTS) for slot in slots or ())
     times = _finite(since), _finite(remaining)
-    return Holder(*_label(label), Mode(str(mode)), _whole(token), held, *times)
+    return Holder(*read_label(_text(label)), Mode(str(mode)), _whole(token), held, *times)
 
 
 def _waiter(label: object, mode: object, since: object, behind: object) -> Waiter:
-    return Waiter(*_label(label), Mode(str(mode)), _finite(since), _whole(behind))
+    text, began = _text(label), _finite(since)
+    return Waiter(*read_label(text), Mode(str(mode)), began, _whole(behind), read_holds(text))
 
 
-def _label(label: object) -> Label:
-    return read_label(label if isinstance(label, str) else "")
+def _text(label: object) -> str:
+    return label if isinstance(label, str) else ""
 
 
 def _whole(value: object, largest: int = LARGEST_TOKEN) -> int:

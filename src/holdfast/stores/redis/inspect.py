@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_label
+from holdfast.claim import Holder, LockInfo, Mode, Waiter, read_holds, read_label
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import BackendUnavailable, GuaranteeNotMet, Incompatible
 from holdfast.io.resp import RedisRefused, pack
@@ -65,8 +65,8 @@ def _holder(row: Sequence[bytes], now: int) -> Holder:
 
 def _waiter(row: Sequence[bytes]) -> Waiter:
     mode, behind, since, label = row
-    label_parts = read_label(label.decode(errors="replace"))
-    return Waiter(*label_parts, _MODES[mode], int(since) / 1_000_000, int(behind))
+    text, began = label.decode(errors="replace"), int(since) / 1_000_000
+    return Waiter(*read_label(text), _MODES[mode], began, int(behind), read_holds(text))
 
 
 def read_scan(reply: Any, keys: Keys, store: str) -> tuple[str, list[str]]:

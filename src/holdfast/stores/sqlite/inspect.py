@@ -5,7 +5,16 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from holdfast.claim import Holder, Label, LockInfo, Mode, Record, Waiter, check_name, read_label
+from holdfast.claim import (
+    Holder,
+    LockInfo,
+    Mode,
+    Record,
+    Waiter,
+    check_name,
+    read_holds,
+    read_label,
+)
 from holdfast.core.contract import Finding, Page
 from holdfast.errors import InvalidName
 from holdfast.stores.sqlite import row as read
@@ -61,19 +70,20 @@ def _lock_info(cursor: sqlite3.Cursor, key: str, name: str, now: float) -> LockI
             holders.append(_holder(label, read.mode(mode), token, slots, since, ends - now))
         else:
             since, behind = read.moment(since, "begin"), read.count(behind, "number behind it")
-            waiters.append(Waiter(*_label(label), read.mode(mode), since, behind))
+            who, holds = read_label(_text(label)), read_holds(_text(label))
+            waiters.append(Waiter(*who, read.mode(mode), since, behind, holds))
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
 
-def _label(label: object) -> Label:
-    return read_label(label if isinstance(label, str) else "")
+def _text(label: object) -> str:
+    return label if isinstance(label, str) else ""
 
 
 def _holder(
     label: object, mode: Mode, token: object, slots: object, since: object, remaining: float
 ) -> Holder:
     numbers, began = read.slots(slots), read.moment(since, "begin")
-    return Holder(*_label(label), mode, read.token(token), numbers, began, remaining)
+    return Holder(*read_label(_text(label)), mode, read.token(token), numbers, began, remaining)
 
 
 def survey(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.claim import Holder, Label, LockInfo, Mode, Waiter, read_label
+from holdfast.claim import Holder, Label, LockInfo, Mode, Waiter, read_holds, read_label
 from holdfast.core.contract import Finding
 from holdfast.errors import Incompatible
 from holdfast.stores.zookeeper.client.packets import Listing, Read, Stat
@@ -60,7 +60,8 @@ def _lock_info(name: str, queue: NodeQueue, reads: Sequence[Read], where: str) -
         if index < queue.admitted and not slots_missing:
             holders.append(_holder(label, queued, data, stat))
         else:
-            waiters.append(Waiter(*label, queued.mode, stat.ctime / 1000, data.behind))
+            since, holds = stat.ctime / 1000, read_holds(data.label)
+            waiters.append(Waiter(*label, queued.mode, since, data.behind, holds))
     limit = queue.claims[0].limit if queue.claims else 0
     return LockInfo(name, limit, tuple(holders), tuple(waiters))
 
