@@ -147,6 +147,23 @@ def test_a_circle_of_waiters_is_shown_once_and_named() -> None:
     ]
 
 
+def test_threads_of_one_name_are_told_apart_by_what_they_hold() -> None:
+    """In blocks. One that tells nothing is known by its name."""
+    holds, waits = process("same")
+    rows = [
+        info("x", (holds,), (waits._replace(holds=(("y", 1),)),)),
+        info("y", (holds,), (waits._replace(holds=(("z", 1), ("x", 2), ("y", 3))),)),
+    ]
+    assert drawn(rows) == [
+        "name x",
+        "  holder x h/same",
+        "  waiter x h/same",
+        "    name y",
+        "      holder y h/same",
+        "      waiter y h/same",
+    ]
+
+
 def test_a_tree_is_bounded() -> None:
     chain = []
     for number in range(100):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.claim import is_election
@@ -137,23 +137,18 @@ def tree(rows: Iterable[Row]) -> list[Branch]:
 
     A name stands at the top if none of its holders waits for another name; then what it blocks is
     below it. Names that nobody waits for are left out, and elections that have a leader. A waiter
-    is known as a holder by its host, process and thread (or task): tasks of the same name in one
-    process are not told apart."""
+    is known as a holder by the holds that it tells, in blocks. One that tells none is known by its
+    host, process and thread (or task): tasks of the same name in one process are not told
+    apart."""
     contended = {
         row.name: row for row in rows if row.info.waiters and not _is_led(row.kind, row.info)
     }
-    waits_for: defaultdict[Who, list[str]] = defaultdict(list)
     holds: defaultdict[Who, list[str]] = defaultdict(list)
     for name, row in contended.items():
-        for waiter in row.info.waiters:
-            waits_for[_who(waiter)].append(name)
         for holder in row.info.holders:
             holds[_who(holder)].append(name)
-    blocked = {
-        name
-        for name, row in contended.items()
-        if any(_who(holder) in waits_for for holder in row.info.holders)
-    }
+    waiters = [waiter for row in contended.values() for waiter in row.info.waiters]
+    blocked = {held for waiter in waiters for held in _held(waiter, contended, holds)}
     found: list[Branch] = []
     seen: set[str] = set()
     first = [name for name in contended if name not in blocked]
@@ -161,6 +156,21 @@ def tree(rows: Iterable[Row]) -> list[Branch]:
         if name not in seen and len(found) < MOST_BRANCHES:
             _grow(found, seen, contended, holds, (name,))
     return found[:MOST_BRANCHES]
+
+
+def _held(waiter: Waiter, contended: dict[str, Row], holds: dict[Who, list[str]]) -> Sequence[str]:
+    """The names that the waiter holds while it waits, of those that others wait for."""
+    if not waiter.holds:
+        return holds.get(_who(waiter), ())
+    told = [(name, token) for name, token in waiter.holds if name in contended]
+    return [
+        name
+        for name, token in told
+        if any(
+            (holder.token, holder.host, holder.pid) == (token, waiter.host, waiter.pid)
+            for holder in contended[name].info.holders
+        )
+    ]
 
 
 def _grow(
@@ -178,7 +188,7 @@ def _grow(
     found += [Branch(depth + 1, name, "holder", holder) for holder in info.holders]
     for waiter in info.waiters:
         found.append(Branch(depth + 1, name, "waiter", waiter))
-        for held in holds.get(_who(waiter), ()):
+        for held in _held(waiter, contended, holds):
             if len(found) >= MOST_BRANCHES:
                 return
             if held in path:
