@@ -23,12 +23,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connection, connections, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import TestCase, override_settings
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 from django.utils.connection import ConnectionDoesNotExist
 
 import holdfast
-from holdfast import AlreadyHeld, LockLost, StaleFence, Unsupported, observe
+from holdfast import AlreadyHeld, LockLost, LockTimeout, StaleFence, Unsupported, observe
 from holdfast.integrations.django import ReleasedBeforeCommit, guard, locks, name_of, settings
 from servers.postgres import PostgresServer
 from servers.process import wait_until
@@ -115,6 +117,83 @@ def test_a_block_and_a_decorated_function_hold_the_lock(order: Order) -> None:
 
     assert [report(1), report(2)] == [1, 2]
     assert free("nightly")
+
+
+def test_a_decorated_function_has_a_name_for_each_call(order: Order) -> None:
+    @locks.lock("report:{day}")
+    def report(day: str, *, again: bool = False) -> list[bool]:
+        return [free(f"report:{other}") for other in ("monday", "tuesday")]
+
+    assert report("monday") == [False, True]
+    assert report(day="tuesday") == [True, False]
+
+    @locks.lock(order)
+    def pay(day: str) -> bool:
+        return free(name_of(order))
+
+    assert not pay("{day}")
+    with pytest.raises(ValueError, match="has no argument 'dya'"):
+        locks.lock("report:{dya}")(report)
+
+
+def test_functions_whose_body_runs_later_are_refused() -> None:
+    """They would run when the lock is free again."""
+
+    async def view() -> None: ...
+
+    def pages() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="plain async def"):
+        locks.lock("a")(view)
+    with pytest.raises(TypeError, match="generator function"):
+        locks.lock("a")(pages)
+
+
+def test_a_lock_is_for_many_blocks_and_threads(order: Order) -> None:
+    """One object of a module, as with ``holdfast.Lock``."""
+    lock = locks.lock(order, timeout=30)
+    tokens: list[int] = []
+
+    def enter() -> None:
+        with lock as lease:
+            time.sleep(0.05)
+            tokens.append(lease.token)
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with lock, pytest.raises(AlreadyHeld):
+        lock.__enter__()
+    assert tokens == sorted(set(tokens))
+    assert (len(tokens), free(name_of(order))) == (4, True)
+
+
+def test_a_block_ends_its_own_lease_only(order: Order) -> None:
+    """One that was lost ends while another thread is in the same lock."""
+    lock = locks.lock(order, timeout=30)
+    entered, leave = threading.Event(), threading.Event()
+    refused: list[LockLost] = []
+
+    def enter() -> None:
+        try:
+            with lock:
+                entered.set()
+                leave.wait(30)
+        except LockLost as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert entered.wait(30)
+    locks.break_lock(name_of(order), reason="a test")
+    with lock as lease:
+        leave.set()
+        thread.join()
+        assert lease.held
+    assert len(refused) == 1
 
 
 def test_all_of_the_client_is_there() -> None:
@@ -204,6 +283,33 @@ def test_until_commit_waits_for_all_databases_or_for_one(order: Order) -> None:
                 pass
             assert free(name_of(order)) is not held
         assert free(name_of(order))
+
+
+@pytest.mark.parametrize("way", ["returns", "fails", "refuses"])
+def test_with_atomic_requests_a_view_holds_until_its_end(order: Order, way: str) -> None:
+    """Django commits, or rolls back, behind the view; the middleware answers after that."""
+
+    @locks.lock("decorated", until="commit")
+    def view(request: HttpRequest) -> HttpResponse:
+        with locks.lock(order, until="commit") as lease:
+            guard(lease)
+            Order.objects.filter(pk=order.pk).update(total=7)
+        assert not free(name_of(order))
+        if way == "fails":
+            raise ZeroDivisionError
+        if way == "refuses":
+            raise LockTimeout("busy")
+        return HttpResponse("done")
+
+    urls = type("Urls", (), {"urlpatterns": [path("pay", view)]})
+    connections.databases["default"]["ATOMIC_REQUESTS"] = True
+    with override_settings(ROOT_URLCONF=urls):
+        answer = Client(raise_request_exception=False).post("/pay")
+    assert answer.status_code == {"returns": 200, "fails": 500, "refuses": 423}[way]
+    assert free(name_of(order))
+    assert free("decorated")
+    order.refresh_from_db()
+    assert order.total == (7 if way == "returns" else 0)
 
 
 def test_a_connection_that_is_closed_in_its_transaction_releases(order: Order) -> None:

@@ -10,17 +10,22 @@ import hashlib
 import inspect
 import re
 import time
-import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytest
+from holdfast.integrations import missing_extra
+
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "pytest") from None
 
 if TYPE_CHECKING:
-    from holdfast import AsyncLocks, Lease, Locks
+    from holdfast import AsyncLocks, Locks
+    from holdfast.integrations.pytest_sharing import Sharing
     from holdfast.testing.virtual import FaultStore, LockFaults, VirtualClock
 
 __all__ = ["shared_fixture"]
@@ -31,8 +36,6 @@ OWN = "A mark of your own with this name is left alone if `markers` in pytest.in
 HELP = "store of @pytest.mark.lock; the default is a file that the runs of this user share"
 TTL_HELP = "for how many seconds a killed test process keeps its locks from others"
 NOTE_LENGTH = 200
-KEEP_SECONDS = 24 * 3600.0
-"""How long the values of a run are kept if it is killed before it tears down."""
 RELEASE_SECONDS = 1.0
 """How long a dropped lease, or a cancelled acquire, may take to be undone by its client."""
 
@@ -205,51 +208,8 @@ _teardowns: dict[str, Callable[[Any], object]] = {}
 is all of them: each worker collects all tests."""
 
 
-class _Sharing:
-    """The part of one worker in the fixtures that all workers of its run share.
-
-    It holds a read lock until its session ends, and then asks for the write lock: the first to get
-    that is the last to leave. A worker that is killed loses its read lock after a ttl."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        worker = getattr(config, "workerinput", None)  # of pytest-xdist
-        self._run = f"run-{uuid.uuid4().hex if worker is None else worker['testrunuid']}"
-        self._locks = _session_client(config)
-        self._users = self._locks.rwlock(f"{self._run}/users")
-        self._lease: Lease | None = self._users.read().acquire()
-
-    def _job(self, key: str) -> Any:
-        return self._locks.once(f"{self._run}/{key}", keep=KEEP_SECONDS)
-
-    def value(self, key: str, setup: Callable[[], Any]) -> Any:
-        """What the set-up returned, in this worker or in another one."""
-        return self._job(key).run(setup).result()
-
-    def leave(self, failures: list[str]) -> None:
-        """Waits until no worker uses the fixtures, and tears down those that are still there. Adds
-        what fails: each is torn down once, unless its worker is killed meanwhile."""
-        if self._lease is not None:
-            self._lease.release()
-        with self._users.write():
-            made = [(key, self._job(key).outcome()) for key in _teardowns]
-            found = [(key, outcome) for key, outcome in made if outcome is not None]
-            for key, outcome in sorted(found, key=lambda one: one[1].age_seconds):  # youngest first
-                with _noting(failures):
-                    _teardowns[key](outcome.value)
-                self._job(key).forget()
-
-
-@contextmanager
-def _noting(failures: list[str]) -> Iterator[None]:
-    """Notes an exception: one that a hook of an xdist worker raises at its end is not shown."""
-    try:
-        yield
-    except Exception:  # noqa: BLE001 - shown at the end of the run, which fails
-        failures.append(traceback.format_exc())
-
-
 _failures = pytest.StashKey[list[str]]()
-_sharing = pytest.StashKey[_Sharing]()
+_sharing = pytest.StashKey["Sharing"]()
 
 
 def shared_fixture(*, teardown: Callable[[Any], object]) -> Callable[[Callable[..., Any]], Any]:
@@ -275,9 +235,14 @@ def shared_fixture(*, teardown: Callable[[Any], object]) -> Callable[[Callable[.
     return decorate
 
 
-def _join(config: pytest.Config) -> _Sharing:
+def _join(config: pytest.Config) -> Sharing:
+    """The part of this worker in them; it joins at the first call."""
     if _sharing not in config.stash:
-        config.stash[_sharing] = _Sharing(config)
+        from holdfast.integrations.pytest_sharing import Sharing
+
+        worker = getattr(config, "workerinput", None)  # of pytest-xdist
+        run = f"run-{uuid.uuid4().hex if worker is None else worker['testrunuid']}"
+        config.stash[_sharing] = Sharing(_session_client(config), run, _teardowns)
     return config.stash[_sharing]
 
 
@@ -294,7 +259,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     stash = session.config.stash
     failures = stash.setdefault(_failures, [])
     if _sharing in stash:
-        with _noting(failures):
+        from holdfast.integrations.pytest_sharing import noting
+
+        with noting(failures):
             stash[_sharing].leave(failures)
     output = getattr(session.config, "workeroutput", None)  # of pytest-xdist
     if output is not None:

@@ -2,28 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from django.core.signals import setting_changed
 from django.db.models import Model
 from django.utils.asyncio import async_unsafe
 
+import holdfast
 from holdfast import Lease, Lock, Locks
 from holdfast.integrations.django import settings, transactions
 from holdfast.integrations.django.names import name_of
 
 if TYPE_CHECKING:
     Client = Locks
-
-    class Held(AbstractContextManager[Lease, None], ContextDecorator):
-        """A block or a function that holds a lock, and gives its lease."""
 else:
     Client = object
-    Held = AbstractContextManager
 
-__all__ = ["ProjectLocks", "locks"]
+__all__ = ["Held", "ProjectLocks", "locks"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Block = AbstractContextManager[Lease]
+
+
+class Held(AbstractContextManager[Lease, None]):
+    """A block or a function that holds a lock. The block gives the lease; many threads may be in
+    it, one after the other."""
+
+    def __init__(self, what: str | Model, block: Callable[[str], Block]) -> None:
+        self._name, self._block = name_of(what), block
+        self._is_template = isinstance(what, str)
+        self._entered = threading.local()
+
+    def __enter__(self) -> Lease:
+        block = self._block(self._name)
+        lease = block.__enter__()
+        self._entered.__dict__.setdefault("blocks", []).append(block)
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._entered.blocks.pop().__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Decorates a function; fields of a name that is text come from its arguments. Raises
+        ``TypeError`` for an ``async def`` and for a generator: calling it runs nothing of its
+        body. Raises ``ValueError`` for a field that is no argument."""
+        template = self._name if self._is_template else "any"
+        with holdfast.connect("memory://") as client:  # the project's own is not opened yet
+            client.lock(template)(function)
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            name = self._name
+            if self._is_template:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                name = name.format_map(bound.arguments)
+            with self._block(name):
+                return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
 
 
 class ProjectLocks(Client):
@@ -68,7 +117,8 @@ class ProjectLocks(Client):
         **options: Any,
     ) -> Held:
         """An exclusive lock of a name or of a model instance, for a ``with`` block or as a
-        decorator. Takes the options of ``holdfast.Locks.lock`` (``ttl``, ``timeout``, …).
+        decorator (``@locks.lock("report:{day}")``). Takes the options of ``holdfast.Locks.lock``
+        (``ttl``, ``timeout``, …).
 
         ``until="commit"``: where the block ends inside ``atomic()``, the lock is released when the
         outermost transaction has been committed or rolled back: of the database ``using``, by
@@ -82,7 +132,10 @@ class ProjectLocks(Client):
             raise ValueError(f'until is "block" or "commit", not {until!r:.40}')
         if until == "commit":  # the next function of this transaction may need it, too
             options.setdefault("reentrant", True)
-        return self._held(name_of(what), until == "commit", using, options)  # type: ignore[return-value]
+        hold = functools.partial(
+            self._held, until_commit=until == "commit", using=using, options=options
+        )
+        return Held(what, hold)
 
     @contextmanager
     def _held(

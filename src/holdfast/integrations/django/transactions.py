@@ -23,8 +23,8 @@ __all__ = [
     "warn",
 ]
 
-STACK_LEVEL = 4
-"""Of a warning: from ``warn`` through the generator and its context manager to the user's block."""
+STACK_LEVEL = 5
+"""Of a warning: from ``warn`` through a generator and two context managers to the block."""
 
 _log = logging.getLogger("holdfast.integrations.django")
 

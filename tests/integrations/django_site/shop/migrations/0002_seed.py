@@ -22,5 +22,6 @@ def seed(apps: Any, _editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
+    atomic = "WITHOUT_TRANSACTION" not in os.environ
     dependencies = [("shop", "0001_initial")]
     operations = [migrations.RunPython(seed, migrations.RunPython.noop)]

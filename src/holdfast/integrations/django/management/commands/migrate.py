@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.core.management.commands import migrate
 from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.models.signals import pre_save
 
 from holdfast import Lease
 from holdfast.integrations.django.commands import BUSY, UNAVAILABLE, held
@@ -58,7 +62,8 @@ class Command(migrate.Command):
 
     def _migrate(self, timeout: float | None, args: Any, options: dict[str, Any]) -> None:
         """Runs Django's command under the lock. It reads again what is applied."""
-        with held(f"migrate:{options['database']}", timeout=timeout) as self.lease:
+        lock = held(f"migrate:{options['database']}", timeout=timeout)
+        with lock as self.lease, _rolled_back_if_lost(self.lease):
             super().handle(*args, **options)
 
     def migration_progress_callback(
@@ -68,6 +73,22 @@ class Command(migrate.Command):
         if self.lease is not None and action in ("apply_start", "unapply_start"):
             self.lease.check()
         super().migration_progress_callback(action, migration, fake)
+
+
+@contextmanager
+def _rolled_back_if_lost(lease: Lease) -> Iterator[None]:
+    """Raises ``LockLost`` in the transaction of a migration, if it has one, when Django records it
+    there as applied and the lock is lost by then."""
+
+    def check(*, using: str, **_: Any) -> None:
+        if connections[using].in_atomic_block:  # else what it did would stay without its record
+            lease.check()
+
+    pre_save.connect(check, sender=MigrationRecorder.Migration)
+    try:
+        yield
+    finally:
+        pre_save.disconnect(check, sender=MigrationRecorder.Migration)
 
 
 def _may_be_pending(options: dict[str, Any]) -> bool:
