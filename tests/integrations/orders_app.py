@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -101,6 +102,19 @@ async def by_a_header(
     kind: Annotated[str, Header()] = "daily",
 ) -> str:
     return lease.name
+
+
+class Shown:
+    """An endpoint that is an object."""
+
+    async def __call__(
+        self, order_id: int, lease: Annotated[AsyncLease, locked("order:{order_id}")]
+    ) -> str:
+        return lease.name
+
+
+app.get("/object/{order_id}")(Shown())
+app.get("/partial/{order_id}")(functools.partial(show_def))
 
 
 def by_header(request: HTTPConnection) -> str:

@@ -330,6 +330,13 @@ def test_executors_that_do_not_fit_are_refused() -> None:
         pool.shutdown()
         with pytest.raises(TypeError, match="connect_async"):
             Once(AsyncIOExecutor(), locks)
+        with pytest.raises(ValueError, match="ttl is a positive number"):
+            Once(ThreadPoolExecutor(1), locks, ttl=0)
+    with (
+        holdfast.connect("redlock://a,b,c") as without_records,
+        pytest.raises(holdfast.Unsupported, match="RECORDS"),
+    ):
+        Once(ThreadPoolExecutor(1), without_records)
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ from servers.registry import Servers
 
 SECONDS = 90.0
 RUNS = 5
+TTL_SECONDS = 3.0
+"""That of the application."""
 SHUTDOWN = "Waiting for application shutdown"
 
 
@@ -235,6 +238,19 @@ def test_a_paused_leader_stops(tmp_path: Path, store: str) -> None:
         assert stopped["token"] == first["token"] < second["token"]
 
 
+def test_a_restarted_store_has_one_leader(tmp_path: Path, own_store: RedisServer) -> None:
+    """The same one, or another one when that has stopped."""
+    app = "integrations.fleet_app:app"
+    with serving(app, own_store.url, tmp_path, JOBS="leader") as application:
+        wait_for(application, "lead")
+        own_store.restart()
+        time.sleep(2 * TTL_SECONDS)
+        journal = application.journal
+        leads, ends = ([line["token"] for line in journal.read(w)] for w in ("lead", "follow"))
+        assert leads == sorted(set(leads)), "not exclusive"
+        assert ends == leads[:-1], "not exclusive"
+
+
 def test_start_up_work_is_done_once_per_deploy(tmp_path: Path, store: str) -> None:
     """The worker that does it is killed: another one does it, and no worker serves before."""
     app = "integrations.fleet_app:app"
@@ -313,7 +329,7 @@ def test_a_wrong_option_stops_the_start() -> None:
 
 @pytest.mark.parametrize(
     ("module", "framework", "extra"),
-    [("fastapi", "fastapi", "fastapi")],
+    [(name, name, name) for name in ("fastapi", "alembic", "pytest")],
 )
 def test_a_missing_framework_is_named(module: str, framework: str, extra: str) -> None:
     code = f"import sys; sys.modules[{framework!r}] = None; import holdfast.integrations.{module}"

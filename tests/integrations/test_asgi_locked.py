@@ -16,6 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import fencing
+from holdfast.integrations.fastapi import locked
 from integrations.web import HEALTH_SECONDS, PATIENT_SECONDS, WORKERS, Application, serving
 from servers.process import wait_until
 from servers.redis import RedisServer
@@ -85,6 +86,18 @@ def test_other_endpoints(application: Application) -> None:
     assert application.http.get("/def/7").json() == "def:7"
     assert application.http.get("/tenant", headers={"X-Tenant": "a"}).json() == "tenant:a"
     assert application.http.get("/orders/7/stream").text == "True;True;True;"
+
+
+def test_endpoints_that_are_no_functions(application: Application) -> None:
+    assert application.http.get("/object/007").json() == "order:7"
+    assert application.http.get("/partial/7").json() == "def:7"
+
+
+def test_an_option_that_can_not_be_is_refused_when_the_application_is_made() -> None:
+    with pytest.raises(TypeError, match="'expire': in Holdfast it is 'ttl'"):
+        locked("order:{order_id}", expire=5)
+    with pytest.raises(ValueError, match="ttl is a positive number"):
+        locked("order:{order_id}", ttl=0)
 
 
 @pytest.mark.parametrize(

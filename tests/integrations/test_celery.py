@@ -302,6 +302,57 @@ def test_the_store_is_restarted(alone: Shop) -> None:
     assert alone.most_at_once("a") == 1, "not exclusive"
 
 
+def test_a_worker_is_killed_in_the_middle_of_a_job(alone: Shop) -> None:
+    """The broker delivers the message again, and another worker takes the job over."""
+    alone.processes.environment["REDELIVER"] = "soon"
+    victim = alone.worker("prefork", 1)
+    result = alone.send("late_once", "a", 4)
+    alone.begun("a")
+    signal_all(victim.pid, signal.SIGKILL)
+    victim.wait()
+    alone.worker("threads", 2)
+    result.get(timeout=SECONDS)
+    assert (len(alone.lines("a")), len(alone.lines("a", "end"))) == (2, 1)
+    assert alone.lines("a")[0].at + TTL / 2 < alone.lines("a")[1].at, "not exclusive"
+
+
+def test_a_worker_is_paused_past_its_ttl_in_the_middle_of_a_job(alone: Shop) -> None:
+    """The names are free for others; the late outcome of a job is refused."""
+    worker = alone.worker("prefork", 2)
+    paused = alone.send("once", "a", 1)
+    queued = alone.send("until_done", "b", 1)
+    alone.begun("a")
+    alone.begun("b")
+    signal_all(worker.pid, signal.SIGSTOP)
+    alone.worker("threads", 2)
+    taken = [
+        alone.send("once", "a", 0) for _ in range(3)
+    ]  # some for the paused worker's connection
+    eventually("the name is free", lambda: alone.send("until_done", "b", 0).id != queued.id)
+    alone.begun("a", 2)
+    signal_all(worker.pid, signal.SIGCONT)
+    with pytest.raises(holdfast.LockLost):
+        paused.get(timeout=SECONDS)
+    assert len({result["by"] for result in all_done(taken)}) == 1
+    assert len(alone.lines("a")) == 2, "not exclusive"
+
+
+def test_the_store_is_restarted_with_queued_tasks_and_jobs(alone: Shop) -> None:
+    """What it had acknowledged is still there: no task is queued twice, and no job runs twice."""
+    assert alone.store is not None
+    alone.worker("threads", 4)
+    queued = alone.send("until_done", "a", 0, countdown=6)
+    alone.send("once", "b", 0).get(timeout=SECONDS)
+    alone.store.kill()
+    waiting = alone.send("once", "b", 0)  # delivered while the store is away
+    time.sleep(1)
+    alone.store.restart()
+    assert alone.send("until_done", "a", 0).id == queued.id
+    assert waiting.get(timeout=SECONDS) == alone.send("once", "b", 0).get(timeout=SECONDS)
+    queued.get(timeout=SECONDS)
+    assert (len(alone.lines("a")), len(alone.lines("b"))) == (1, 1), "not exclusive"
+
+
 def ticks_per_second(shop: Shop, seconds: float) -> float:
     """How often the entry of each second was sent."""
     before, started = len(shop.journal.lines("tick")), time.time()
@@ -341,6 +392,27 @@ def test_one_beat_sends_and_another_takes_over(alone: Shop) -> None:
     eventually("the first sends again", lambda: len(alone.journal.lines("tick")) > before)
 
 
+def test_a_beat_is_killed_and_the_store_restarted(alone: Shop) -> None:
+    """The one that is left leads after the ttl, and only one of them ever sends."""
+    assert alone.store is not None
+    alone.worker("threads", 2)
+    leader = alone.beat()
+    eventually("it sends", lambda: len(alone.journal.lines("tick")) > 1)
+    alone.beat()
+    alone.store.kill()
+    time.sleep(1)
+    alone.store.restart()
+    before = len(alone.journal.lines("tick"))
+    eventually("one of them sends", lambda: len(alone.journal.lines("tick")) > before + 1)
+    assert ticks_per_second(alone, 4) < 1.3
+
+    leader.kill()
+    before = len(alone.journal.lines("tick"))
+    eventually("the other sends", lambda: len(alone.journal.lines("tick")) > before + 1)
+    alone.beat()
+    assert ticks_per_second(alone, 4) < 1.3
+
+
 def test_the_program_of_the_guide_runs(alone: Shop) -> None:
     assert alone.store is not None
     found = re.search(r"```py\n(# shop\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
@@ -375,6 +447,44 @@ def test_options_that_do_not_fit_are_refused() -> None:
             install(app, locks)
     with pytest.raises(RuntimeError, match=r"install\(app\)"):
         installed(Celery("bare", task_cls=Task, set_as_current=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"serial": 5}, TypeError, "serial is a name"),
+        ({"unique": True}, TypeError, "unique is a name"),
+        ({"serial": "a", "max_wait": "1m"}, TypeError, "max_wait is a number of seconds; not '1m'"),
+        ({"serial": "a", "max_wait": -1}, ValueError, "max_wait"),
+        ({"once": True, "keep": "7d"}, TypeError, "keep"),
+        ({"unique": "a", "keep": -1}, ValueError, "keep"),
+        ({"unique": "a", "until": "end"}, ValueError, "until"),
+    ],
+)
+def test_an_option_that_can_not_be_is_refused_when_the_app_starts(
+    options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with holdfast.connect("memory://") as locks, pytest.raises(error, match=says):
+        finalize(locks, **options)
+
+
+@pytest.mark.parametrize("options", [{"unique": "a"}, {"once": "a"}])
+def test_a_store_without_records_is_refused_when_the_app_starts(options: dict[str, Any]) -> None:
+    with holdfast.connect("redlock://a,b,c") as locks:
+        finalize(locks, serial="a")
+        with pytest.raises(holdfast.Unsupported, match="RECORDS"):
+            finalize(locks, **options)
+
+
+def finalize(locks: holdfast.Locks, **options: Any) -> None:
+    """Makes an app with one task."""
+    app = Celery("one", set_as_current=False)
+    install(app, locks)
+
+    @app.task(shared=False, **options)
+    def one() -> None: ...
+
+    app.finalize()
 
 
 def test_a_direct_call_runs_the_function_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,8 @@ import pytest
 
 import holdfast
 from holdfast.testing.virtual import LockFaults, VirtualClock
-from integrations.processes import Fleet, Journal, Line, fleet
+from integrations.processes import Fleet, Journal, Line, eventually, fleet
+from servers.redis import RedisServer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "test-with-pytest.md"
 PLAIN = ["-q", "-p", "no:cacheprovider", "--strict-markers"]
@@ -264,6 +266,58 @@ def test_a_mark_holds_between_workers_and_between_runs(runs: Fleet) -> None:
     assert most_at_once(lines, "naive") > 1
     assert most_at_once(lines, "one") == 1
     assert most_at_once(lines, "two") <= 2
+
+
+PAUSED = """
+@shared_fixture(teardown=lambda value: write("ended", value))
+def resource():
+    write("made")
+    return 7
+
+@pytest.mark.lock("gpu")
+def test_it(resource):
+    write("begin", "it")
+    until(lambda: seen("finish"))
+    write("end", "it")
+"""
+
+
+def test_a_run_that_is_paused_past_its_ttl_is_told(runs: Fleet) -> None:
+    """Another run has the lock meanwhile; the test that was not alone fails."""
+    first = start(runs, "first", PAUSED)
+    eventually("the test", lambda: len(runs.journal.lines("begin")) == 1)
+    first.send_signal(signal.SIGSTOP)
+    try:
+        second = start(runs, "second", PAUSED)
+        eventually("the other test", lambda: len(runs.journal.lines("begin")) == 2)
+    finally:
+        first.send_signal(signal.SIGCONT)
+    with runs.journal.path.open("a") as file:
+        file.write("0 0 finish\n")
+    assert "1 passed" in finished(runs, second)
+    output = finished(runs, first)
+    assert "1 passed, 1 error" in output
+    assert "LockLost: 'gpu'" in output
+
+
+def test_a_store_that_is_restarted_costs_nothing(runs: Fleet) -> None:
+    """The locks and values of test runs on several machines are on a server."""
+    with RedisServer(persist=True) as store:
+        options = ("--holdfast-url", store.url)
+        first = start(runs, "first", PAUSED, *options)
+        eventually("the test", lambda: len(runs.journal.lines("begin")) == 1)
+        second = start(runs, "second", PAUSED, *options)
+        with holdfast.connect(store.url, namespace="pytest") as other:
+            eventually("the other one waits", lambda: other.inspect("gpu").waiters)
+        store.restart()
+        with runs.journal.path.open("a") as file:
+            file.write("0 0 finish\n")
+        for run in (first, second):
+            assert "1 passed" in finished(runs, run)
+            assert run.returncode == 0
+    order = [line.what for line in runs.journal.lines("begin", "end")]
+    assert order == ["begin", "end"] * 2, "not exclusive"
+    assert counted(runs.journal)["made"] == counted(runs.journal)["ended"] == 2
 
 
 WRONG = """

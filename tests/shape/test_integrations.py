@@ -24,7 +24,7 @@ PUBLIC = re.compile(r"holdfast(\.cli|\.(errors|fencing|sql|testing|integrations|
 """``holdfast.cli`` itself is the program ``holdfast``."""
 DOCUMENTED = {"_meta", "_state"}
 """Attributes of Django's models: its reference has them, whatever they look like."""
-LONGEST = 320
+LONGEST = 300
 
 
 def name_of(path: Path) -> str:

@@ -90,6 +90,7 @@ class Once(BaseExecutor):  # type: ignore[misc]
         if isinstance(executor, AsyncIOExecutor) != isinstance(locks, AsyncLocks):
             needed = "connect_async" if isinstance(executor, AsyncIOExecutor) else "connect"
             raise TypeError(f"{type(executor).__name__} needs a client of holdfast.{needed}()")
+        locks.once("any", keep=keep or CLOCK_SECONDS, ttl=ttl)  # what can't be is refused here
         self.executor, self.locks = executor, locks
         self.take_over, self.ttl, self.keep = take_over, ttl, keep
 

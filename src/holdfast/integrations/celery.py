@@ -17,8 +17,6 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-import re
-import string
 import time
 from contextlib import ExitStack
 from typing import Any, Literal, NoReturn
@@ -27,6 +25,7 @@ from weakref import WeakKeyDictionary
 import holdfast
 from holdfast import BackendUnavailable, HoldfastError, Lease, Locks, LockTimeout, ResultNotKept
 from holdfast.integrations import missing_extra
+from holdfast.integrations.celery_options import check_options
 
 try:
     import celery
@@ -95,16 +94,10 @@ class Task(celery.Task):  # type: ignore[type-arg]
     max_wait: float | None = None
 
     @classmethod
-    def on_bound(cls, app: Any) -> None:  # noqa: ARG003
-        """Called by Celery. Raises ``ValueError`` for an option that does not fit."""
-        if cls.until not in ("start", "done"):
-            raise ValueError(f"until is 'start' or 'done'; not {cls.until!r}")
-        arguments = inspect.signature(cls.run).parameters
-        for template in (cls.serial, cls.unique, cls.once):
-            parts = string.Formatter().parse(template) if isinstance(template, str) else ()
-            for field in (part[1] for part in parts if part[1] is not None):
-                if re.split(r"[.\[]", field)[0] not in arguments:
-                    raise ValueError(f"{template!r}: {cls.name} has no argument {field!r}")
+    def on_bound(cls, app: Any) -> None:
+        """Called by Celery. Raises ``ValueError`` or ``TypeError`` for an option that does not fit,
+        and ``Unsupported`` for one that the store can't have."""
+        check_options(cls, _installed[app][0] if app in _installed else None)
 
     @property
     def locks(self) -> Locks:

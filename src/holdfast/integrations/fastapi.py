@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any, Literal
 from uuid import UUID
 
-from holdfast import AsyncLease, HoldfastError, InvalidName
+from holdfast import AsyncLease, HoldfastError, InvalidName, connect_async
 from holdfast.integrations import missing_extra
 from holdfast.integrations.asgi import client_of
 from holdfast.integrations.problem import problem_of
@@ -63,6 +63,8 @@ def locked(
     that are streamed and for background tasks.
     """
     name_of = name if callable(name) else functools.partial(_filled, name, _fields(name))
+    # A wrong option is told here, not by the first request; this client contacts nothing.
+    connect_async("memory://").lock("any", timeout=timeout, **options)
 
     async def hold(connection: HTTPConnection) -> AsyncIterator[AsyncLease]:
         try:
@@ -111,7 +113,7 @@ def _default(endpoint: Callable[..., Any], field: str) -> SIMPLE:
     the query, is not known here."""
     found = inspect.signature(endpoint).parameters.get(field)
     default = None if found is None else found.default
-    hint = typing.get_type_hints(endpoint, include_extras=True).get(field)
+    hint = _hints(endpoint).get(field)
     marks = [mark for mark in (default, *getattr(hint, "__metadata__", ())) if _is_mark(mark)]
     plain = all(
         isinstance(mark, params.Query)
@@ -133,4 +135,12 @@ def _is_mark(value: object) -> bool:
 @functools.lru_cache(maxsize=1000)
 def _reader(endpoint: Callable[..., Any], field: str) -> TypeAdapter[Any]:
     """Reads a field by the type that the endpoint gives to it; any, if it has no such parameter."""
-    return TypeAdapter(typing.get_type_hints(endpoint, include_extras=True).get(field, Any))
+    return TypeAdapter(_hints(endpoint).get(field, Any))
+
+
+def _hints(endpoint: Callable[..., Any]) -> dict[str, Any]:
+    """The types of its parameters; an endpoint may be a function, a partial one, or an object."""
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    function = endpoint if inspect.isroutine(endpoint) else type(endpoint).__call__
+    return typing.get_type_hints(function, include_extras=True)
