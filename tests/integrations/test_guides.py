@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,30 +147,52 @@ def answered(client: httpx.Client) -> bool:
 
 def test_migrations(store: str, tmp_path: Path) -> None:
     """Ten at once, as printed, on a file of SQLite."""
-    typed(tmp_path, "alembic init migrations")
+    page = (GUIDES / "migrations.md").read_text()
+    for line in re.findall(r"^\$ ((?:alembic|sed) .*)$", page, re.MULTILINE):
+        typed(tmp_path, line)
     environment = tmp_path / "migrations" / "env.py"
     text, rest = environment.read_text().split("def run_migrations_online")
     function = printed("migrations.md", "migrations/env.py")
     assert function.count(PRINTED_URL) == 1
     rest = "if context.is_offline_mode" + rest.split("if context.is_offline_mode")[1]
     environment.write_text(f"{text}{function.replace(PRINTED_URL, store)}\n\n{rest}")
-    settings = tmp_path / "alembic.ini"
-    address = "sqlalchemy.url = driver://user:pass@localhost/dbname"
-    assert address in settings.read_text()
-    settings.write_text(
-        settings.read_text().replace(address, f"sqlalchemy.url = sqlite:///{tmp_path}/app.db")
-    )
-    typed(tmp_path, "alembic revision -m first")
     [script] = (tmp_path / "migrations" / "versions").glob("*.py")
     created = "op.execute('CREATE TABLE t (a)'); op.execute('INSERT INTO t VALUES (1)')"
     script.write_text(script.read_text().replace("    pass", f"    {created}", 1))
-    [line] = re.findall(
-        r"^\$ (for pod in .*)$", (GUIDES / "migrations.md").read_text(), re.MULTILINE
-    )
+    [line] = re.findall(r"^\$ (for pod in .*)$", page, re.MULTILINE)
     typed(tmp_path, f"{line}; alembic current | grep head")
     connection = sqlite3.connect(tmp_path / "app.db")
     assert connection.execute("SELECT a FROM t").fetchall() == [(1,)]
     connection.close()
+
+
+def test_apscheduler(store: str, tmp_path: Path) -> None:
+    """Three processes, as printed; a job that is due each second, so that the test is short."""
+    program = printed("apscheduler.md", "jobs.py")
+    assert program.count(PRINTED_URL) == program.count("*/10") == 1
+    (tmp_path / "jobs.py").write_text(program.replace(PRINTED_URL, store).replace("*/10", "*"))
+    [line] = re.findall(
+        r"^\$ (for process in .*)$", (GUIDES / "apscheduler.md").read_text(), re.MULTILINE
+    )
+    output = tmp_path / "output"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with output.open("w") as file:
+        shell = subprocess.Popen(
+            ["bash", "-ec", line],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "HOLDFAST_URL": ""},
+            stdout=file,
+            start_new_session=True,
+        )
+    try:
+        wait_until("a run", lambda: "reports" in output.read_text(), SECONDS)
+        began, before = time.time(), output.read_text().count("reports")
+        wait_until("more", lambda: output.read_text().count("reports") > before + 8, SECONDS)
+        due = time.time() - began + 1  # without the lock it would be three times as many
+        assert output.read_text().count("reports") - before <= due + 1
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def test_dashboard(store: str, tmp_path: Path) -> None:
