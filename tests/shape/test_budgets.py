@@ -27,11 +27,12 @@ MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
 FOREIGN_CLASS_NAMES = {"Command"}
 """Django asks for this name in each module of a management command."""
-CODE_LINES = {"core": 2810, "io": 2540, "stores": 20230}
+CODE_LINES = {"core": 2850, "io": 2540, "stores": 20230}
 """Lines of code, without blanks, comments and docstrings. The rules of admission came from two
 stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store left its
 own behind. ``core/events.py`` has a value for each event, with its fields, and ``core/deadlock.py``
-the one search for all stores."""
+the one search for all stores. ``core`` tells each end once, also after an interrupt in an observer,
+and gives each line of the log its fields."""
 CODE_GROWTH = 1.02
 EXAMPLE_LINES = 300
 

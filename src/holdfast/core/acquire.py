@@ -61,7 +61,7 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
     by = sent + max(FIRST_REQUEST_SECONDS, engine.renewer.finish_seconds())
     try:
         answer = await engine.backend.attempt(claim, join=False, until=by)
-        engine.renewer.answered(sent)
+        engine.renewer.answered(sent, options.use)
         if isinstance(answer, Grant):
             hold = engine.take(answer, sent, options)
             if hold is not None:
@@ -72,11 +72,13 @@ async def attempt_once(engine: Engine, claim: Claim, options: AcquireOptions) ->
         raise
     except BaseException as error:
         if not _is_refusal(error):
-            if isinstance(error, BackendUnavailable):
-                engine.renewer.unanswered(sent, error)
             late = engine.runtime.now() >= by
             ordered = not isinstance(error, BackendUnavailable)
-            await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS, ordered=ordered)
+            try:
+                if isinstance(error, BackendUnavailable):
+                    engine.renewer.unanswered(sent, error)
+            finally:  # also after an interrupt in an observer
+                await engine.undo(claim, 0.0 if late else UNDO_WAIT_SECONDS, ordered=ordered)
         raise
     raise await _timed_out(engine, claim, options, answer.reason)
 
@@ -105,7 +107,7 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
             outage = _Outage(engine, claim, until, sent)
             outage.failed(error, sent)
             return await _wait_in_store(engine, waiter, options, outage)
-        engine.renewer.answered(sent)
+        engine.renewer.answered(sent, options.use)
         hold = engine.take(answer, sent, options) if isinstance(answer, Grant) else None
         if hold is not None:
             return hold
@@ -122,8 +124,8 @@ async def acquire(engine: Engine, claim: Claim, options: AcquireOptions) -> Hold
             await _undo(engine, waiter, until, error)
         raise
     finally:
-        engine.renewer.waits.pop(claim.owner, None)
         try:
+            engine.renewer.waits.pop(claim.owner, None)
             engine.local_queues.leave(waiter)
             if waiter.signal is not None:  # it was behind another waiter
                 engine.renewer.recount()
@@ -150,8 +152,9 @@ async def _wait_locally(
     if options.use is not None:
         await _tell_waiting(engine, waiter.claim, options.use, None)
     if trace := log.tracer("lock"):
-        where = engine.store.display
-        trace("busy: %r on %s, behind other waiters of this client", waiter.claim.name, where)
+        text = "busy: %r on %s, behind other waiters of this client"
+        about = {"event": "busy", "store": engine.store.display, "name": waiter.claim.name}
+        trace(text, about["name"], about["store"], **about)
     while not waiter.first and waiter.signal is not None:
         recheck = runtime.now() + runtime.between(*LOCAL_RECHECK_SECONDS)
         await runtime.wait(waiter.signal, min(recheck, outage.local_limit()))
@@ -187,7 +190,7 @@ async def _wait_in_store(
                 sent = engine.runtime.now()
                 by = outage.answer_by(sent)
                 answer = await engine.backend.attempt(claim, join=True, until=by)
-                engine.renewer.answered(sent)
+                engine.renewer.answered(sent, options.use)
             else:  # granted by another thread's exchange, or with the wake-up
                 (answer, sent), waiter.answer = waiter.answer, None
             outage.end()
@@ -241,6 +244,8 @@ class _StoreWait:
         """
         engine, waiter = self._engine, self._waiter
         now = engine.runtime.now()
+        if self._options.use is not None:
+            self._options.use.tell_attempt()
         if not waiter.in_store_queue:
             now = await self._join(busy, now)
         if self._until is not None and now >= self._until:
@@ -248,9 +253,7 @@ class _StoreWait:
         if now - self._started > LONG_WAIT_SECONDS:
             await self._tell_long(busy, now)
         wake_at = self._wake_at(busy, now)
-        if trace := log.tracer("lock"):
-            text = "busy: %r on %s, %d in front; attempts again after a wake-up, or in %.3g s"
-            trace(text, waiter.claim.name, engine.store.display, busy.place, wake_at - now)
+        self._trace_busy(busy.place, wake_at - now)
         if waiter.answer is None:
             try:
                 grant = await engine.backend.wait(waiter.claim, busy, wake_at)
@@ -261,9 +264,18 @@ class _StoreWait:
                 pass
         if trace := log.tracer("lock"):
             waited, how = engine.runtime.now() - now, "attempts" if waiter.answer is None else "has"
-            trace("woken: %s %r after %.3g s", how, waiter.claim.name, waited)
+            name, store = waiter.claim.name, engine.store.display
+            about = {"event": "woken", "store": store, "name": name}
+            trace("woken: %s %r after %.3g s", how, name, waited, waited=waited, **about)
         if waiter.answer is None:
             await self._pause_if_spinning(now)
+
+    def _trace_busy(self, place: int, seconds: float) -> None:
+        if trace := log.tracer("lock"):
+            name, store = self._waiter.claim.name, self._engine.store.display
+            about = {"event": "busy", "store": store, "name": name, "place": place}
+            text = "busy: %r on %s, %d in front; attempts again after a wake-up, or in %.3g s"
+            trace(text, name, store, place, seconds, **about)
 
     async def _join(self, busy: Busy, now: float) -> float:
         """The claim has an entry in the store's queue now; returns the time."""
@@ -400,7 +412,9 @@ class _Outage:
         """Logs the attempt that failed, and how long it is until the next one."""
         if trace := log.tracer("store"):
             text = "unreachable: attempt %d for %r; the next one in %.3g s: %s"
-            trace(text, self._tries, self._claim.name, delay, error)
+            about = {"event": "unreachable", "store": self._engine.store.display}
+            values = self._tries, self._claim.name, delay, error
+            trace(text, *values, name=self._claim.name, **about)
 
     def _pause(self) -> float:
         """Seconds until the next attempt. The last pause is cut, so that there is an attempt

@@ -182,42 +182,51 @@ class Engine:
         claim = hold.grant.claim
         next_waiter: LocalWaiter | None = None
         sent = self.runtime.now()
-        try:  # begins before the local release: an interrupt anywhere in here is undone
-            self.releasing.add(claim.owner)
-            if not self.release_local(hold):
-                return await self._not_released(hold)
-            if self._exchanging is not None:
-                next_waiter = self.local_queues.in_store_queue(claim.name)
-            if self._exchanging is None or next_waiter is None:
-                ours = await self.backend.release(hold.grant)
-            else:
-                ours, answer = await self._exchanging.exchange(hold.grant, next_waiter.claim)
-                await self._deliver(next_waiter, answer, sent)
-        except HoldfastError as error:
-            self._release_failed(claim, sent, error)
+        try:
+            try:  # begins before the local release: an interrupt anywhere in here is undone
+                self.releasing.add(claim.owner)
+                if not self.release_local(hold):
+                    return await self._not_released(hold)
+                if self._exchanging is not None:
+                    next_waiter = self.local_queues.in_store_queue(claim.name)
+                if self._exchanging is None or next_waiter is None:
+                    ours = await self.backend.release(hold.grant)
+                else:
+                    ours, answer = await self._exchanging.exchange(hold.grant, next_waiter.claim)
+                    await self._deliver(next_waiter, answer, sent)
+            except GeneratorExit:  # the loop is gone: nothing can be awaited here
+                self.renewer.undo(claim)
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised there, unless it is the store's
+                return await self._release_unknown(hold, next_waiter, sent, error)
+            finally:
+                self.releasing.discard(claim.owner)
+            return await self._released(hold, ours, sent)
+        except BaseException:
+            if self.renewer.holds.get(claim.owner) is not hold:
+                self._tell_released(hold, None)
+            raise
+
+    async def _release_unknown(
+        self, hold: Hold, next_waiter: LocalWaiter | None, sent: float, error: BaseException
+    ) -> bool | None:
+        """The result of a release that was not answered, or was cancelled or interrupted: it may
+        have arrived or not."""
+        claim = hold.grant.claim
+        try:
+            if isinstance(error, HoldfastError):
+                self._release_failed(claim, sent, error)
+        finally:  # also after an interrupt in an observer
             if next_waiter is not None:
                 self._exchange_failed(next_waiter)
             await self.undo(claim)
-            if sent >= hold.ends:
-                self.renewer.declare_lost(hold, "its certain time is over")
-                return False
-            self._tell_released(hold, None)
-            return None
-        except GeneratorExit:  # the loop is gone: nothing can be awaited here
-            self.renewer.undo(claim)
-            self._tell_released(hold, None)
-            raise
-        except BaseException:  # cancelled or interrupted: the request may have arrived or not
-            if next_waiter is not None:
-                self._exchange_failed(next_waiter)
-            try:
-                await self.undo(claim)
-            finally:
-                self._tell_released(hold, None)
-            raise
-        finally:
-            self.releasing.discard(claim.owner)
-        return await self._released(hold, ours, sent)
+        if not isinstance(error, HoldfastError):
+            raise error
+        if sent >= hold.ends:
+            self.renewer.declare_lost(hold, "its certain time is over")
+            return False
+        self._tell_released(hold, None)
+        return None
 
     def _release_failed(self, claim: Claim, sent: float, error: HoldfastError) -> None:
         text, store = "releasing %r on %s failed: %s", self.store.display
@@ -227,8 +236,7 @@ class Engine:
 
     async def _released(self, hold: Hold, ours: bool | None, sent: float) -> bool | None:
         """The result of a release that the store has answered."""
-        if self.events is not None:
-            self.events.answered("release", self.runtime.now() - sent)
+        seconds = 0.0 if self.events is None else self.runtime.now() - sent
         if ours is False:
             reason = "the store no longer had it"
             try:
@@ -238,14 +246,20 @@ class Engine:
                 self.renewer.declare_lost(hold, reason)
         elif sent >= hold.ends:
             self.renewer.declare_lost(hold, "its certain time is over")
-            return False
+            ours = False
         if ours is None:
             name, store = hold.grant.claim.name, self.store.display
             text = "%r on %s is over; whether this release ended it is unknown"
             log.info(text, name, store, part="lock", store=store, name=name)
-        if hold.use is not None:
+        if self.events is not None:  # last: an interrupt in an observer changes nothing of it
+            self.events.answered("release", seconds)
             self._tell_released(hold, ours)
         return ours
+
+    def _tell_released(self, hold: Hold, ours: bool | None) -> None:
+        """Tells observers of the end, unless it is a loss, which the renewer tells."""
+        if hold.use is not None and hold.state is not State.LOST:
+            hold.use.events.released(hold, ours)
 
     async def _not_released(self, hold: Hold) -> bool:
         """The result of a release that had nothing to end here. Asks once more why the hold was
@@ -255,10 +269,6 @@ class Engine:
             told = await why_lost(self.runtime, self.backend, hold.grant, hold.reason)
             hold.reason = told or hold.reason
         return self._is_still_held(hold)
-
-    def _tell_released(self, hold: Hold, ours: bool | None) -> None:
-        if hold.use is not None and hold.state is State.RELEASED:
-            hold.use.events.released(hold, ours)
 
     def broke(self, name: str, tokens: Collection[int], reason: str) -> None:
         """This client has broken holds of the name: its own among them are lost now."""
@@ -323,8 +333,9 @@ class Engine:
         try:
             await self.backend.abandon(claim, until=until)
         except HoldfastError as error:
-            text = "undoing %r on %s: %s"
-            log.debug(text, claim.name, self.store.display, error, part="renew")
+            store = self.store.display
+            about = {"event": "undoing", "store": store, "name": claim.name}
+            log.debug("undoing %r on %s: %s", claim.name, store, error, part="renew", **about)
         else:
             self.renewer.undone(claim, ordered=ordered)
 

@@ -11,7 +11,7 @@ even imported. An observer runs in one of two places:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -78,9 +78,20 @@ class LockUse:
     token: int = 0
     """The fencing token; 0 until it is granted."""
     granted: float = field(default=0.0, repr=False)
+    attempt_seconds: float | None = field(default=None, repr=False)
+    """How long the last attempt took, until observers are told of it."""
+    told: bool = field(default=False, repr=False)
+    """Whether observers were told that it is held: no end is told before that."""
     doubtful_at: float = field(default=0.0, repr=False)
     ended: bool = False
     """Whether the acquire failed, or the hold is over."""
+
+    def tell_attempt(self) -> None:
+        """Tells observers of the attempt that was answered last. Not called between a grant and its
+        lease: what observers do must not delay that."""
+        seconds, self.attempt_seconds = self.attempt_seconds, None
+        if seconds is not None:
+            self.events.answered("attempt", seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,13 +416,22 @@ _raised: dict[tuple[int, str], Observer] = {}
 gets the same id."""
 
 
-def tell(observers: Iterable[Observer], event: AnyEvent) -> None:
-    """Calls the observers. One that raises is logged once, and breaks nothing."""
-    for observer in observers:
-        try:
-            getattr(observer, event.word)(event)
-        except Exception:  # noqa: BLE001 - user code must not break locking
-            _observer_raised(observer, event.word)
+def tell(observers: Iterable[Observer], *events: AnyEvent) -> None:
+    """Calls the observers. One that raises is logged once, and breaks nothing. An interrupt in one
+    of them is raised when the others were told: else what they count would drift."""
+    _call_each(iter([(observer, event) for event in events for observer in observers]))
+
+
+def _call_each(calls: Iterator[tuple[Observer, AnyEvent]]) -> None:
+    try:
+        for observer, event in calls:
+            try:
+                getattr(observer, event.word)(event)
+            except Exception:  # noqa: BLE001 - user code must not break locking
+                _observer_raised(observer, event.word)
+    except BaseException:
+        _call_each(calls)
+        raise
 
 
 def _observer_raised(observer: Observer, word: str) -> None:
@@ -464,6 +484,9 @@ class Events:
                 texts.append(_checked(observer.traceparent(use)))
             except Exception:  # noqa: BLE001 - user code must not break locking
                 _observer_raised(observer, "traceparent")
+            except BaseException as error:
+                self.failed(use, error, lost=False)
+                raise
         return next(filter(None, texts), "")
 
     def waiting(self, use: LockUse, place: int | None, holder: Holder | None) -> None:
@@ -483,28 +506,35 @@ class Events:
         return False
 
     def acquired(self, hold: Hold, *, block: bool) -> None:
-        """It is held."""
+        """It is held, and its lease exists: observers may take long, or take locks themselves."""
         use, now = hold.use, self._now()
         if use is None:
             return
         use.token, use.granted = hold.grant.token, now
         if block:
             _blocks.set((*(outer for outer in _blocks.get() if not outer.ended), use))
-        certain = max(0.0, hold.ends - now)
-        tell(self.observers, Acquired(use, now - use.began, certain, use.contended))
-        if use.leads:
-            tell(self.observers, Leading(use, True))
+        use.tell_attempt()
+        event = Acquired(use, now - use.began, max(0.0, hold.ends - now), use.contended)
+        try:
+            tell(self.observers, event, *([Leading(use, True)] if use.leads else []))
+        finally:
+            use.told = True
+            if hold.reason:  # lost meanwhile: this was not told before
+                self.lost(hold, hold.reason)
 
-    def failed(self, use: LockUse, error: BaseException) -> None:
-        """The acquire ends with an exception."""
-        if use.granted:  # interrupted when it was held already: it was undone
-            self._end(Released(use, self._now() - use.granted, None))
+    def failed(self, use: LockUse, error: BaseException, *, lost: bool) -> None:
+        """The acquire ends with an exception. If it was held already it was undone, or ``lost``,
+        which is told by itself."""
+        if use.told:
+            if not lost:
+                self._end(Released(use, self._now() - use.granted, None))
             return
         use.ended, seconds = True, self._now() - use.began
         if isinstance(error, LockTimeout):
             tell(self.observers, TimedOut(use, seconds, error.holder))
         else:
             tell(self.observers, Cancelled(use, seconds, _outcome(error), error))
+        use.tell_attempt()
 
     def released(self, hold: Hold, ours: bool | None, *, later: bool = False) -> None:
         """It was released."""
@@ -532,12 +562,11 @@ class Events:
         self._later(self._end, event, True)  # kept: each hold has one, and gauges count them
 
     def _end(self, event: Released | Lost) -> None:
-        """Tells the end of a hold: the first one only."""
-        if not event.use.ended:
-            event.use.ended = True
-            tell(self.observers, event)
-            if event.use.leads:
-                tell(self.observers, Leading(event.use, False))
+        """Tells the end of a hold: the first one only, and none if it was not told as held."""
+        use = event.use
+        if use.told and not use.ended:
+            use.ended = True
+            tell(self.observers, event, *([Leading(use, False)] if use.leads else []))
 
     # The store.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = [
@@ -34,7 +35,7 @@ def at_first_line(prepare: Callable[[], None]) -> None:
 
 
 def tracer(part: str) -> Callable[..., None] | None:
-    """``debug`` of the logger ``holdfast.<part>``; ``None`` unless its lines are wanted.
+    """As ``debug`` with this part; ``None`` unless its lines are wanted.
 
     It is two look-ups then. Where nothing has imported ``logging``, no line is wanted.
     """
@@ -45,7 +46,7 @@ def tracer(part: str) -> Callable[..., None] | None:
         import logging  # waits if another thread is importing it at this moment
 
         logger = _traced[part] = logging.getLogger(f"holdfast.{part}")
-    return logger.debug if logger.isEnabledFor(DEBUG) else None
+    return partial(debug, part=part) if logger.isEnabledFor(DEBUG) else None
 
 
 def wants_info(part: str = "") -> bool:
@@ -58,8 +59,9 @@ def wants_warning(part: str = "") -> bool:
     return bool(_logger(part).isEnabledFor(WARNING))
 
 
-def debug(text: str, *values: object, part: str = "") -> None:
-    _logger(part).debug(text, *values, stacklevel=2)
+def debug(text: str, *values: object, part: str = "", **about: object) -> None:
+    """Logs under ``holdfast.<part>``; the record's ``holdfast`` attribute is ``about``."""
+    _logger(part).debug(text, *values, stacklevel=2, extra={"holdfast": about})
 
 
 def info(text: str, *values: object, part: str = "", **about: object) -> None:
@@ -72,9 +74,9 @@ def warning(text: str, *values: object, part: str = "", **about: object) -> None
     _logger(part).warning(text, *values, stacklevel=2, extra={"holdfast": about})
 
 
-def exception(text: str, *values: object, part: str = "") -> None:
-    """Logs with the traceback of the current exception."""
-    _logger(part).exception(text, *values, stacklevel=2)
+def exception(text: str, *values: object, part: str = "", **about: object) -> None:
+    """As ``warning``, with the traceback of the current exception."""
+    _logger(part).exception(text, *values, stacklevel=2, extra={"holdfast": about})
 
 
 def _logger(part: str) -> Any:

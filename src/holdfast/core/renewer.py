@@ -33,7 +33,7 @@ from holdfast.core.watcher import FAILURE_PAUSE_SECONDS, NO_WATCHER, Plannable, 
 from holdfast.errors import BackendUnavailable, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.core.events import Events
+    from holdfast.core.events import Events, LockUse
 
 __all__ = ["Renewer"]
 
@@ -214,12 +214,12 @@ class Renewer(PlannedLoop):
         self.undoing[claim.owner] = undo._replace(at=at, times=1, failures=0)
         self.plan(at)
 
-    def answered(self, sent: float, operation: str | None = "attempt") -> None:
+    def answered(
+        self, sent: float, use: "LockUse | None" = None, operation: str | None = "attempt"
+    ) -> None:
         """The store has answered a request that was sent at ``sent``. Observers are told of the
-        operation, if it has a name."""
+        operation, if it has a name; of the attempt of a ``use`` by ``use.tell_attempt``."""
         now = self.runtime.now()
-        if self.events is not None and operation is not None:
-            self.events.answered(operation, now - sent)
         if self._answered_at == -NEVER:
             self._first_answer_seconds = now - sent
         self._answer_seconds = max(now - sent, 0.9 * self._answer_seconds)
@@ -227,6 +227,11 @@ class Renewer(PlannedLoop):
         self._silent_since = NEVER
         if self.closing:
             self.finish_by = now + self.finish_seconds()
+        if self.events is not None:
+            if use is not None:
+                use.attempt_seconds = now - sent
+            elif operation is not None:
+                self.events.answered(operation, now - sent)
 
     def unanswered(self, sent: float, error: BackendUnavailable) -> None:
         """The store has not answered a caller's request that was sent at ``sent``."""
@@ -473,7 +478,7 @@ class Renewer(PlannedLoop):
         try:
             answer = await self.backend.renew(grants, waits, until=self._request_until(sent))
             if not answer.unknown:  # else it may be a request without an answer that took so long
-                self.answered(sent, None)
+                self.answered(sent, operation=None)
         except HoldfastError as error:
             failure = error
             answer = Renewal(unknown={grant.claim.owner: str(error) for grant in grants})
@@ -508,7 +513,7 @@ class Renewer(PlannedLoop):
         else:
             events.unanswered("renew", sent, failure)
         error = "" if failure is None else type(failure).__name__
-        failed = len(unknown) + len(answer.lost)
+        failed = len(unknown) + len(answer.lost)  # the lost ones are told as such, too
         events.renewed(len(grants), waits, seconds, failed, error)
 
     def _request_until(self, now: float) -> float:
@@ -600,10 +605,13 @@ class Renewer(PlannedLoop):
         try:
             await self.backend.abandon(undo.claim, until=until)
         except Exception as error:  # noqa: BLE001 - retried, whatever the error is
-            text = "undoing %r on %s: %s"
-            log.debug(text, undo.claim.name, self.display, error, part="renew")
+            name, store = undo.claim.name, self.display
+            about = {"event": "undoing", "store": store, "name": name}
+            log.debug("undoing %r on %s: %s", name, store, error, part="renew", **about)
+            if self.events is not None:
+                self.events.unanswered("abandon", sent, error)
             return self._undo_failed(owner, undo, isinstance(error, BackendUnavailable))
-        self.answered(sent, "abandon")
+        self.answered(sent, operation="abandon")
         self._undo_tries = 0
         times = undo.times + 1
         if self.undoing.get(owner) is not undo:
@@ -675,7 +683,7 @@ class Renewer(PlannedLoop):
                 # If ``close`` has stopped waiting, one more try in the background costs nothing.
                 until = max(self.finish_by, sent + FINISH_SECONDS)
                 await self.backend.abandon(undo.claim, until=until)
-                self.answered(sent, "abandon")
+                self.answered(sent, operation="abandon")
             except Exception as error:  # noqa: BLE001 - the others are to be released too
                 failure = error
                 # Of a claim of unknown outcome the caller has got an error: debug is enough.

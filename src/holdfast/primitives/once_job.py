@@ -233,7 +233,6 @@ class JobBase(OneProcess, Generic[K]):
     async def _fail(self, start: Start, error: Exception) -> None:
         """Records the error, or that the job may be run again. Raises nothing: the caller raises
         the job's own error."""
-        self._tell("failed")
         status = Status.FAILED if self._plan.errors == "record" else Status.TRIED
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         try:
@@ -243,6 +242,7 @@ class JobBase(OneProcess, Generic[K]):
         else:
             if not ours:
                 log.warning("%r failed after another run had taken over: not recorded", self.key)
+        self._tell("failed")
 
     async def _recorded(self) -> Outcome | None:
         """The outcome of the last run that ended; ``None`` if none is recorded."""
