@@ -171,9 +171,9 @@ class LockInfo(NamedTuple):
     @property
     def kind(self) -> str:
         """What sort of name it is: as a holder or waiter says, else the text before the first
-        colon."""
+        colon. Hostile characters are escaped: a store may have any name."""
         kinds = [holder.kind for holder in self.holders] + [waiter.kind for waiter in self.waiters]
-        return next(filter(None, kinds), "") or kind_of(self.name)
+        return next(filter(None, kinds), "") or escaped(kind_of(self.name))[:LONGEST_KIND]
 
     def explain(self, now: float) -> list[str]:
         """Who holds the name and for how long, who waits, and how long the holds last: a clause

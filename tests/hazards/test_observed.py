@@ -41,7 +41,7 @@ def torn(part: Any, line: int) -> list[str]:
     with holdfast.connect(url, observers=[seen]) as locks, holdfast.connect(url) as other:
 
         def hold() -> None:
-            with locks.lock("name"):
+            with locks.lock("name", timeout=20):
                 pass
 
         # In a context of its own: an interrupt before the end is noted leaves its block current.

@@ -169,6 +169,27 @@ def test_standbys_of_an_election_are_no_long_wait(kind: str) -> None:
         assert locks.samples[1].value == 1
 
 
+@pytest.mark.parametrize("name", ["\ud800:1", "\u202eab:1", "a\nb:1", '"} 1\n:1'])
+def test_a_hostile_name_does_not_spoil_a_scrape(name: str) -> None:
+    """Another program has written it into the store."""
+
+    class Hostile:
+        def list(self) -> list[holdfast.LockInfo]:
+            return [info, info._replace(name=name)]
+
+    info, registry = waited_for("order:1"), CollectorRegistry()
+    registry.register(observe.FleetCollector(Hostile()))  # type: ignore[arg-type]
+    text = generate_latest(registry).decode()
+    assert 'holdfast_fleet_locks{kind="order",state="held"} 1.0' in text
+    kinds = {
+        line.split('kind="')[1].split('",state')[0]
+        for line in text.splitlines()
+        if "state=" in line
+    }
+    assert len(kinds) == 2
+    assert all(kind.isprintable() for kind in kinds)
+
+
 def test_other_waits_are_long() -> None:
     info = waited_for("leaderboard:1")
     *_, waits = _filled([info], info.waiters[0].since + 90)

@@ -86,6 +86,7 @@ def test_a_hold_is_renewed_while_an_observer_blocks(word: str) -> None:
     ):
         assert lease.held
     assert seen.words("requested", "renewed") == ["acquired", "released"]
+    assert [event.operation for event in seen.of("requested")].count("attempt") == 1
 
 
 def test_a_block_is_not_entered_if_the_hold_has_ended_meanwhile() -> None:
