@@ -117,8 +117,8 @@ def test_no_end_is_told_of_a_hold_that_was_not_told() -> None:
     with holdfast.connect("memory://user-untold", observers=[seen]) as locks:
         own = locks._engine.own
 
-        def interrupted(hold: Any, me: Any) -> NoReturn:
-            own(hold, me)
+        def interrupted(hold: Any, me: Any, *, block: bool) -> NoReturn:
+            own(hold, me, block=block)
             locks._engine.renewer.lose(hold, "a test")
             raise KeyboardInterrupt
 

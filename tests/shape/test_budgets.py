@@ -27,7 +27,7 @@ MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
 FOREIGN_CLASS_NAMES = {"Command"}
 """Django asks for this name in each module of a management command."""
-CODE_LINES = {"core": 2850, "io": 2540, "stores": 20230}
+CODE_LINES = {"core": 2912, "io": 2540, "stores": 20230}
 """Lines of code, without blanks, comments and docstrings. The rules of admission came from two
 stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store left its
 own behind. ``core/events.py`` has a value for each event, with its fields, and ``core/deadlock.py``
