@@ -1,7 +1,7 @@
 """The lease: a handle to a hold. All state of the hold is read from here, at each call.
 
-``Lease`` and ``AsyncLease`` differ in two methods only: ``release`` and ``extend`` of an
-``AsyncLease`` are awaited.
+``Lease`` and ``AsyncLease`` differ in three methods only: ``release``, ``extend`` and ``hand_over``
+of an ``AsyncLease`` are awaited.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LeaseBase(OneProcess):
 
     def _lost_error(self, result: object = None) -> LockLost:
         doubt = self._scope.reason if self._scope is not None else ""
-        reason = self.reason or doubt or "it was released"
+        reason = self.reason or doubt or self._hold.reason or "it was released"
         message = f"{self.name!r} on {self._engine.store.display} is no longer held: {reason}"
         return LockLost(message, name=self.name, reason=reason, result=result)
 
@@ -220,6 +220,15 @@ class LeaseBase(OneProcess):
         wanted = None if ttl is None else check_ttl(seconds(ttl, "ttl"), self._engine.store)
         await extend(self._engine, self._hold, wanted)
 
+    async def _hand_over(self) -> str:
+        if self._released:
+            raise self._lost_error()
+        from holdfast.handed_over import hand_over
+
+        text = await hand_over(self._engine, self._hold)
+        self._end_handle()
+        return text
+
     def _drop(self) -> bool:
         """Lets the renewer release the hold; returns whether there was something to release."""
         if self._released or not self._end_handle():
@@ -253,6 +262,14 @@ class Lease(LeaseBase):
         is lost, ``BackendUnavailable`` if the store did not answer."""
         run_now(self._extend(ttl))
 
+    def hand_over(self) -> str:
+        """Ends this process's part in the hold and returns a text, with which ``take_over`` of a
+        client in another process goes on with it. The text is a secret. From now on the hold lasts
+        for one ttl, and nothing here renews, extends or releases it: a block around it is left
+        without an error. Raises ``LockLost`` if the hold is lost, ``Unsupported`` if the store
+        can't do it, ``BackendUnavailable`` if the store did not answer: see ``held``."""
+        return run_now(self._hand_over())
+
 
 class AsyncLease(LeaseBase):
     """A hold that the asyncio client acquired."""
@@ -269,3 +286,11 @@ class AsyncLease(LeaseBase):
         """Renews now, with another ttl from now on if one is given. Raises ``LockLost`` if the hold
         is lost, ``BackendUnavailable`` if the store did not answer."""
         await self._extend(ttl)
+
+    async def hand_over(self) -> str:
+        """Ends this process's part in the hold and returns a text, with which ``take_over`` of a
+        client in another process goes on with it. The text is a secret. From now on the hold lasts
+        for one ttl, and nothing here renews, extends or releases it: a block around it is left
+        without an error. Raises ``LockLost`` if the hold is lost, ``Unsupported`` if the store
+        can't do it, ``BackendUnavailable`` if the store did not answer: see ``held``."""
+        return await self._hand_over()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Finding, Guarantee
@@ -14,8 +14,10 @@ from holdfast.io import lifetime
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.threads import callbacks
 from holdfast.lazy import later, load
+from holdfast.lease import Lease
 from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.lock import Lock
+from holdfast.primitives.options import TakeOverOptions
 from holdfast.url import environment_url
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ else:
 __all__ = ["Locks", "connect", "find_url"]
 
 
-LATER = ("json", "logging", "holdfast.core.extend", "holdfast.explain")
+LATER = ("json", "logging", "base64", "holdfast.handed_over", "holdfast.explain")
 """Modules that ``connect`` imports at once: see ``holdfast.lazy``."""
 
 Findings = list[Finding]
@@ -80,6 +82,17 @@ class Locks(Primitives):
     def break_lock(self, name: str, *, reason: str) -> int | None:
         """Ends the hold of another process, which is reported there as lost; returns its token."""
         return run_now(self._break_lock(name, reason))
+
+    def take_over(self, text: str, **options: Unpack[TakeOverOptions]) -> Lease:
+        """Goes on with a hold that another process has handed over: ``text`` is what its
+        ``lease.hand_over()`` returned. Works once; the token of the new lease is higher.
+
+        The options ``timeout`` (here: how long to try again if the store does not answer),
+        ``renew``, ``max_hold`` and ``note`` are those of ``lock``. Raises ``LockLost`` if the hold
+        is over or was taken over already, ``ValueError`` if ``text`` is no such text, or of another
+        store or namespace, ``BackendUnavailable`` if the store did not answer.
+        """
+        return run_now(self._take_over(Lease, text, options))
 
     def check(self) -> Findings:
         """Contacts the store now and verifies what its guarantees rest on."""

@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.claim import Keys, LockInfo
 from holdfast.core.contract import Guarantee
 from holdfast.core.engine import Engine
 from holdfast.durations import Duration
 from holdfast.io.runtime_aio import AsyncioRuntime
+from holdfast.lease import AsyncLease
 from holdfast.locks import Findings, LockInfos, find_url
 from holdfast.locks_base import LONGEST_LIST, LocksBase
 from holdfast.primitives.election_async import AsyncElection
 from holdfast.primitives.lock_async import AsyncLock
 from holdfast.primitives.multi_async import AsyncMultiLock
 from holdfast.primitives.once_async import AsyncEvery, AsyncOnce
+from holdfast.primitives.options import TakeOverOptions
 
 if TYPE_CHECKING:
     from holdfast.core.events import Observer
@@ -91,6 +93,17 @@ class AsyncLocks(LocksBase[AsyncLock, AsyncMultiLock, AsyncElection, AsyncOnce, 
     async def break_lock(self, name: str, *, reason: str) -> int | None:
         """Ends the hold of another process, which is reported there as lost; returns its token."""
         return await self._break_lock(name, reason)
+
+    async def take_over(self, text: str, **options: Unpack[TakeOverOptions]) -> AsyncLease:
+        """Goes on with a hold that another process has handed over: ``text`` is what its
+        ``lease.hand_over()`` returned. Works once; the token of the new lease is higher.
+
+        The options ``timeout`` (here: how long to try again if the store does not answer),
+        ``renew``, ``max_hold`` and ``note`` are those of ``lock``. Raises ``LockLost`` if the hold
+        is over or was taken over already, ``ValueError`` if ``text`` is no such text, or of another
+        store or namespace, ``BackendUnavailable`` if the store did not answer.
+        """
+        return await self._take_over(AsyncLease, text, options)
 
     async def check(self) -> Findings:
         """Contacts the store now and verifies what its guarantees rest on."""

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from holdfast.claim import (
     LARGEST_LIMIT,
@@ -32,9 +32,17 @@ from holdfast.durations import Duration, seconds, timeout_seconds
 from holdfast.errors import GuaranteeNotMet, HoldfastError, Unsupported
 from holdfast.io import lifetime
 from holdfast.io.threads import RenewerThread
+from holdfast.lease import LeaseBase
 from holdfast.one_process import OneProcess
 from holdfast.primitives.lock import LockBase, ReadWriteLock
-from holdfast.primitives.options import LockOptions, Options, check_ttl, make_options
+from holdfast.primitives.options import (
+    LockOptions,
+    Options,
+    TakeOverOptions,
+    check_ttl,
+    make_options,
+    refuse_unknown,
+)
 from holdfast.url import open_store
 
 if TYPE_CHECKING:
@@ -54,6 +62,7 @@ else:  # see holdfast.lazy
 __all__ = ["LocksBase"]
 
 K = TypeVar("K", bound=LockBase[Any])
+L = TypeVar("L", bound=LeaseBase)
 
 PAGE = 200
 LONGEST_LIST = 100_000
@@ -106,7 +115,7 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
             patience=seconds(patience, "patience"),
             epoch=epoch,
         )
-        self._engine.fence_keys = keys
+        self._engine.namespace, self._engine.fence_keys = settings.namespace, keys
         self._engine.log_events = partial(_log_events, weakref.ref(self._engine))
         _observe(self._engine, observers)
         self._engine.on_fork.append(self._renewer_thread.forked)
@@ -286,6 +295,13 @@ class LocksBase(OneProcess, Generic[K, M, E, J, V]):
                 kind = LockInfo(name, 0, tuple(holders), ()).kind
                 self._engine.events.broken(name, kind, tokens, reason, holders)
         return max(tokens, default=None)
+
+    async def _take_over(self, lease: type[L], text: str, options: TakeOverOptions) -> L:
+        from holdfast.handed_over import take_over
+
+        refuse_unknown(options, TakeOverOptions.__annotations__)
+        checked = self._checked(cast("Options", options))
+        return await take_over(self._engine, lease, text, checked)
 
     async def _check(self) -> list[Finding]:
         self._engine.enter()

@@ -22,6 +22,7 @@ __all__ = [
     "Finding",
     "Glancing",
     "Guarantee",
+    "HandingOver",
     "HolderLooking",
     "Page",
     "Renewal",
@@ -312,6 +313,34 @@ class Exchanging(Protocol):
         the same name. Ends nothing if it raises ``LimitMismatch``. A store in which an attempt on
         behalf of a waiter could grant its claim twice answers ``Busy`` for a claim that is in the
         queue."""
+        ...
+
+
+@runtime_checkable
+class HandingOver(Protocol):
+    """A backend whose holds can be handed over to another process, which is given a text.
+
+    A text says which hold it is: its name, mode, weight, limit, ttl, owner and token, and what
+    ``hand_over`` returned."""
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        """Makes a hold that was just renewed independent of this client: it lasts for one ttl from
+        now, also if the client's process or session ends. A store with sessions moves it to a
+        session of its own. Returns what ``take_over`` needs besides the claim and the token, to be
+        sent as text; ``None`` if the hold is gone. The outcome is unknown if it raises
+        ``BackendUnavailable``: ``abandon`` then ends the hold."""
+        ...
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        """If the hold is still stored, with the owner and the token of ``grant``, gives it to the
+        owner of ``claim``: with a new, higher token and for one ttl from now. One conditional step:
+        it works for one caller only, and the name is free at no moment. ``None`` if the hold is
+        gone. An owner that has already taken it over gets the same grant again, renewed.
+
+        ``Grant.ref`` is what ``hand_over`` returned, from outside: raises ``ValueError`` if it is
+        nothing that this store returns. The new grant has the mode, the weight and the slots of the
+        old one. Its claim may have another owner than ``claim``; ``abandon(claim)`` ends it all the
+        same."""
         ...
 
 

@@ -35,6 +35,7 @@ class Engine:
     ) -> None:
         self.store, self.runtime, self.renewer = store, runtime, renewer
         self.patience, self.epoch = patience, epoch
+        self.namespace = ""
         self.fence_keys = FenceKeys()
         self.backend: Backend = store.backend(runtime)
         self._exchanging = self.backend if isinstance(self.backend, Exchanging) else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.core.contract import Renewal
     from holdfast.core.engine import Engine
 
-__all__ = ["extend"]
+__all__ = ["extend", "lost_error", "renew_now", "wait_for_changes"]
 
 CHANGE_POLL_SECONDS = 0.005
 """How often an extend checks whether the renewal or extend before it is over."""
@@ -29,15 +29,15 @@ async def extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
     """Renews the hold now; raises ``LockLost`` if it is lost, ``BackendUnavailable`` if unknown."""
     change = Change(engine.runtime.me())
     try:
-        await _wait_for_changes(engine, hold, change)
-        await _extend(engine, hold, ttl)
+        await wait_for_changes(engine, hold, change)
+        await renew_now(engine, hold, ttl)
     finally:
         hold.end_change(change)
         if hold.state is State.HELD:
             engine.renewer.reschedule(hold)
 
 
-async def _wait_for_changes(engine: Engine, hold: Hold, change: Change) -> None:
+async def wait_for_changes(engine: Engine, hold: Hold, change: Change) -> None:
     """Returns once no other extend or renewal of the hold is under way."""
     if change.caller in [other.caller for other in hold.pending_changes()]:  # would wait for itself
         name = hold.grant.claim.name
@@ -49,7 +49,8 @@ async def _wait_for_changes(engine: Engine, hold: Hold, change: Change) -> None:
         ready = hold.is_first_change(change)
 
 
-async def _extend(engine: Engine, hold: Hold, ttl: float | None) -> None:
+async def renew_now(engine: Engine, hold: Hold, ttl: float | None = None) -> None:
+    """Extends a hold whose turn it is: ``wait_for_changes`` has returned."""
     sent = engine.runtime.now()
     _check(engine, hold)
     claim = hold.grant.claim
@@ -96,17 +97,18 @@ async def _request(engine: Engine, hold: Hold, grant: Grant, sent: float, shorte
             reason = await why_lost(engine.runtime, engine.backend, grant, reason) or reason
         finally:  # also if it is cancelled here
             engine.renewer.lose_and_undo(hold, reason)
-        raise _lost_error(engine, hold, reason)
+        raise lost_error(engine, hold, reason)
     return answer
 
 
 def _check(engine: Engine, hold: Hold) -> None:
     """Raises ``LockLost`` if the hold is no longer certain: a late answer does not revive it."""
     if hold.state is not State.HELD or engine.runtime.now() >= hold.ends:
-        raise _lost_error(engine, hold, hold.reason or "its certain time is over")
+        raise lost_error(engine, hold, hold.reason or "its certain time is over")
 
 
-def _lost_error(engine: Engine, hold: Hold, reason: str) -> LockLost:
+def lost_error(engine: Engine, hold: Hold, reason: str) -> LockLost:
+    """The error of a caller whose hold is lost."""
     name = hold.grant.claim.name
     message = f"{name!r} on {engine.store.display} is no longer held: {reason}"
     return LockLost(message, name=name, reason=reason)

@@ -250,7 +250,11 @@ class Hold:
     def drop_dead_handles(self) -> None:
         """Removes handles that are gone, before a re-entry adds another."""
         if len(self.handles) > MOST_DEAD_HANDLES:
-            self.handles = list(filter(_in_use, self.handles))
+            self.handles = list(self.handles_in_use())
+
+    def handles_in_use(self) -> Iterator[ref[Handle]]:
+        """The handles that can still end the hold."""
+        return filter(_in_use, self.handles)
 
     def has_handle(self) -> bool:
         """Whether a handle exists that can still end the hold."""

@@ -115,6 +115,29 @@ class NameState(Generic[W]):
         ours = self._end(owner)
         return ours, self._admit(claim, now, True, wall)
 
+    def take_over(
+        self, owner: str, token: int, claim: Claim, now: int, *, wall: int
+    ) -> Grant | None:
+        """Gives the hold with this owner and token to the owner of ``claim``, with a new token and
+        in its place. ``None`` if there is no such hold. A claim that has it already gets the same
+        grant again, renewed."""
+        self._drop_expired(now)
+        held = self.holds.get(claim.owner) or self._hand_to(claim, owner, token, wall)
+        if held is not None:
+            self._extend(held, now + micros(claim.ttl), shorten=False)
+        self._reserve(now)
+        return None if held is None else Grant(claim, held.token, held.slots)
+
+    def _hand_to(self, claim: Claim, owner: str, token: int, wall: int) -> HeldClaim | None:
+        old = self.holds.get(owner)
+        if old is None or old.token != token or old.claim[:4] != claim[:4]:
+            return None
+        self.token = max(self.token + 1, wall)
+        taken = HeldClaim(claim, self.token, old.slots, wall, old.ends)
+        holds = [taken if held is old else held for held in self.holds.values()]
+        self.holds = {held.claim.owner: held for held in holds}
+        return taken
+
     def release(self, owner: str, now: int) -> bool:
         """Ends the owner's hold. False if it has none."""
         self._drop_expired(now)

@@ -10,7 +10,7 @@ from holdfast.durations import LONGEST_SECONDS, Duration, seconds, timeout_secon
 if TYPE_CHECKING:
     from holdfast.core.contract import Store
 
-__all__ = ["LockOptions", "Options", "TtlOutOfRange", "make_options"]
+__all__ = ["LockOptions", "Options", "TakeOverOptions", "TtlOutOfRange", "make_options"]
 
 
 class Options(TypedDict, total=False):
@@ -23,6 +23,15 @@ class Options(TypedDict, total=False):
     max_hold: Duration | None
     note: str | None
     kind: str | None
+
+
+class TakeOverOptions(TypedDict, total=False):
+    """The keyword arguments of ``take_over``: the others are those of the hold."""
+
+    timeout: Duration | None
+    renew: bool
+    max_hold: Duration | None
+    note: str | None
 
 
 class LockOptions(NamedTuple):

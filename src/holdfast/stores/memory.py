@@ -185,6 +185,17 @@ class MemoryBackend:
             self.ledger.wake(state)
             return ours
 
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        return ()  # no hold belongs to a client
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        with self.ledger.mutex:
+            state, now = self._state(claim.name)
+            owner, wall = grant.claim.owner, self.ledger.wall_micros()
+            taken = state.take_over(owner, grant.token, claim, now, wall=wall)
+            self.ledger.wake(state)
+            return taken
+
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         with self.ledger.mutex:
             state, now = self._state(claim.name)

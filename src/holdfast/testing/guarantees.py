@@ -6,16 +6,19 @@ A test is skipped for a store of this table only because of what the table says.
 
 from __future__ import annotations
 
-from holdfast.core.contract import Guarantee, Settings
+from holdfast.core.contract import Guarantee, HandingOver, Settings
+from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.testing.harness import Harness, Knob
 from holdfast.url import open_store
 
 __all__ = [
     "GUARANTEES",
+    "HAND_OVER",
     "KNOBS",
     "expected_guarantees",
     "expected_knobs",
     "guarantees_of",
+    "hands_over",
     "row_of",
 ]
 
@@ -40,6 +43,9 @@ GUARANTEES: dict[str, frozenset[Guarantee]] = {
     "mysql": _ACROSS_HOSTS,
     "mysql-advisory": _ACROSS_HOSTS - {Guarantee.FIFO, Guarantee.SHARED},
 }
+
+HAND_OVER = frozenset({"memory", "sqlite"})
+"""The stores that hand a lease over to another process; the others say ``Unsupported``."""
 
 _NO_KNOBS: frozenset[Knob] = frozenset()
 _ALL_KNOBS = frozenset(Knob)
@@ -67,6 +73,14 @@ def guarantees_of(harness: Harness) -> frozenset[Guarantee]:
     """By what the suite decides which rules apply to a running store."""
     row = GUARANTEES.get(row_of(harness))
     return open_store(harness.url, Settings()).guarantees if row is None else row
+
+
+def hands_over(harness: Harness) -> bool:
+    """Whether a lease can be handed over: its row; for a third-party store what it has."""
+    if row_of(harness) in GUARANTEES:
+        return row_of(harness) in HAND_OVER
+    backend = open_store(harness.url, Settings()).backend(BlockingRuntime())
+    return isinstance(backend, HandingOver)
 
 
 def expected_knobs(harness: Harness) -> frozenset[Knob]:

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.core.contract import Guarantee
 from holdfast.testing import loops
-from holdfast.testing.guarantees import guarantees_of
+from holdfast.testing.guarantees import guarantees_of, hands_over
 from holdfast.testing.harness import Harness, Knob
 
 __all__ = ["Case", "Catalogue", "Flavour", "Rule"]
@@ -56,6 +56,8 @@ class Rule(Generic[B]):
     sleeps: bool
     """Whether it sleeps most of its time, and neither looks at nor touches what is not its own:
     rules that do can run at the same time, in threads."""
+    hand_over: bool = False
+    """Whether it hands a lease over."""
 
     def lacks(self, harness: Harness, guarantees: Collection[Guarantee]) -> str:
         """Why the rule does not apply to a store; empty if it does."""
@@ -63,6 +65,8 @@ class Rule(Generic[B]):
         missing += sorted(self.knobs - harness.knobs)
         if self.between_processes and not harness.between_processes:
             missing.append("other processes")
+        if self.hand_over and not hands_over(harness):
+            missing.append("hand-over")
         return f"{harness.name} has no {', '.join(missing)}" if missing else ""
 
 
@@ -133,6 +137,7 @@ class Catalogue(Generic[B]):
         flavours: Iterable[Flavour] = tuple(Flavour),
         slow: bool = False,
         sleeps: bool = False,
+        hand_over: bool = False,
     ) -> Callable[[Callable[[B], Awaitable[None]]], Callable[[B], Awaitable[None]]]:
         """Adds the decorated body under its own name."""
 
@@ -151,6 +156,7 @@ class Catalogue(Generic[B]):
                 frozenset(flavours),
                 slow,
                 sleeps,
+                hand_over,
             )
             return body
 

@@ -69,6 +69,14 @@ class Worker:
     async def release(self, name: str) -> bool | None:
         return await self.leases.pop(name).release()
 
+    async def hand_over(self, name: str) -> str:
+        return await self.leases.pop(name).hand_over()
+
+    async def take_over(self, name: str, text: str) -> int:
+        """The token."""
+        lease = self.leases[name] = await self.client.take_over(text)
+        return lease.token
+
     async def state(self, name: str) -> dict[str, Any]:
         """What the holder believes."""
         lease = self.leases[name]

@@ -174,11 +174,13 @@ class SqliteBackend:
         return answer
 
     def _admit(self, queue: NameQueue, claim: Claim, join: bool) -> Grant | Busy:
-        """An attempt, inside the transaction. A grant refers to the file that it is stored in."""
+        """An attempt, inside the transaction."""
         answer = queue.attempt(claim, join)
-        return (
-            answer._replace(ref=self._connection.file_id) if isinstance(answer, Grant) else answer
-        )
+        return self._in_this_file(answer) if isinstance(answer, Grant) else answer
+
+    def _in_this_file(self, grant: Grant) -> Grant:
+        """A grant refers to the file that it is stored in."""
+        return grant._replace(ref=self._connection.file_id)
 
     async def _granted(self, grant: Grant) -> Grant:
         """Raises the synced mark above the token first if need be: see ``schema``."""
@@ -323,6 +325,17 @@ class SqliteBackend:
         if self._connection.ran >= self._maintain_at:
             await self._maintain_if_due()
         return None if unknown and not freed else freed
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        return ()  # a hold ends with its ttl, whatever becomes of its process
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        def take(queue: NameQueue) -> Grant | None:
+            taken = queue.take_over(grant.claim.owner, grant.token, claim)
+            return None if taken is None else self._in_this_file(taken)
+
+        taken, _ = await self._change(self._space + claim.name, take, until=until)
+        return None if taken is None else await self._granted(taken)
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         name, by = self._space + claim.name, NEVER if until is None else until

@@ -55,6 +55,10 @@ _ADMIT = (
     "UPDATE claim SET token = ?, slots = ?, since = ?, ends = ?, reserved = 0, address = '' "
     "WHERE name = ? AND place = ?"
 )
+_HAND_OVER = (
+    "UPDATE claim SET owner = ?, label = ?, token = ?, since = ?, ends = max(ends, ?) "
+    "WHERE name = ? AND place = ?"
+)
 _KEEP = "UPDATE claim SET ends = ?, reserved = 0, address = ? WHERE name = ? AND place = ?"
 _REFRESH = "UPDATE claim SET ends = ?, behind = ? WHERE name = ? AND place = ?"
 _RESERVE = "UPDATE claim SET reserved = ? WHERE name = ? AND place = ?"
@@ -264,10 +268,8 @@ class NameQueue:
             admit.check_limit(claim, others.limit or 0, slots=slots, store=self._context.store)
 
     def _grant(self, claim: Claim, own: OwnRow | None, held: list[Share], others: Others) -> Grant:
-        context = self._context
-        self.token = max(self.token + 1, int(context.wall * 1_000_000), context.floor)
-        self.since, self._changed = context.wall, True
-        ends = context.now + claim.ttl
+        self._next_token()
+        ends = self._context.now + claim.ttl
         if claim.mode is Mode.EXCLUSIVE:
             if own is not None:
                 self._remove(own)
@@ -280,9 +282,14 @@ class NameQueue:
         if own is None:
             self._append(claim, self.token, text, ends, others)
         else:
-            row = (self.token, text, context.wall, ends, self._name, own.order)
+            row = (self.token, text, self.since, ends, self._name, own.order)
             self._cursor.execute(_ADMIT, row)
         return Grant(claim, self.token, slots)
+
+    def _next_token(self) -> None:
+        context = self._context
+        self.token = max(self.token + 1, int(context.wall * 1_000_000), context.floor)
+        self.since, self._changed = context.wall, True
 
     def _append(self, claim: Claim, token: int, slots: str, ends: float, others: Others) -> None:
         order = (others.last or 0) + 1
@@ -311,6 +318,25 @@ class NameQueue:
         if self.wakeups and (soonest is None or soonest > now + GRACE_SECONDS):
             soonest = now + GRACE_SECONDS  # the waiters just woken may not attempt
         return Busy(others.ahead, None if soonest is None else max(0.0, soonest - now))
+
+    def take_over(self, owner: str, token: int, claim: Claim) -> Grant | None:
+        """Gives the hold with this owner and token to the owner of ``claim``, with a new token.
+        ``None`` if there is no such hold."""
+        own = self._find(claim.owner)
+        if self.owner == claim.owner or (own is not None and own.token):
+            return self._again(claim, own)
+        ends = self._context.now + claim.ttl
+        if self.owner == owner and self.token == token:
+            self._next_token()
+            self.owner, self.label, self.ends = claim.owner, claim.label, max(self.ends, ends)
+            return Grant(claim, self.token)
+        old = self._find(owner)
+        if old is None or old.token != token:
+            return None
+        self._next_token()
+        row = (claim.owner, claim.label, self.token, self.since, ends, self._name, old.order)
+        self._cursor.execute(_HAND_OVER, row)
+        return Grant(claim, self.token, old.slots)
 
     def release(self, owner: str) -> bool:
         """Ends the owner's hold. True if it had one."""

@@ -14,6 +14,7 @@ from holdfast.testing.conformance import (
     crashing,
     elections,
     failing,
+    handing,
     holding,
     inspecting,
     jobs,
@@ -43,4 +44,5 @@ _THEMES = (
     cancelling,
     failing,
     crashing,
+    handing,
 )

@@ -85,10 +85,10 @@ class Bench:
         self._clients.append(client)
         return client
 
-    def process(self, **options: Any) -> Process:
-        """A real process with a client of its own, of the same flavour."""
+    def process(self, flavour: Flavour | None = None, **options: Any) -> Process:
+        """A real process with a client of its own, of the same flavour if none is given."""
         options = {"namespace": self.namespace} | options
-        process = Process(self.harness.url, self.flavour, **options)
+        process = Process(self.harness.url, flavour or self.flavour, **options)
         self._processes.append(process)
         return process
 

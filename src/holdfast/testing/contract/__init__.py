@@ -8,11 +8,20 @@
 
 from __future__ import annotations
 
-from holdfast.testing.contract import ending, keeping, line, looking, sharing, slots, taking
+from holdfast.testing.contract import (
+    ending,
+    handing,
+    keeping,
+    line,
+    looking,
+    sharing,
+    slots,
+    taking,
+)
 from holdfast.testing.contract.bench import Bench, Peer, contract
 
 __all__ = ["RULES", "Bench", "Peer", "cases", "run"]
 
 RULES = contract
 cases, run = RULES.cases, RULES.run
-_THEMES = (taking, line, keeping, sharing, slots, looking, ending)
+_THEMES = (taking, line, keeping, sharing, slots, looking, ending, handing)

@@ -17,6 +17,7 @@ from holdfast.core.contract import (
     Backend,
     Exchanging,
     Finding,
+    HandingOver,
     Page,
     Renewal,
     Settings,
@@ -103,6 +104,17 @@ class Peer:
 
     async def release(self, grant: Grant) -> bool | None:
         return await self.run(self.backend.release(grant))
+
+    async def hand_over(self, grant: Grant) -> Grant:
+        """A grant as the taker gets it: only what the text says."""
+        assert isinstance(self.backend, HandingOver)
+        ref = await self.run(self.backend.hand_over(grant, until=now() + SOON))
+        assert ref is not None, "a hold that is there could not be handed over"
+        return Grant(grant.claim._replace(label=""), grant.token, ref=tuple(ref))
+
+    async def take_over(self, handed: Grant, claim: Claim) -> Grant | None:
+        assert isinstance(self.backend, HandingOver)
+        return await self.run(self.backend.take_over(handed, claim, until=now() + SOON))
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         await self.run(self.backend.abandon(claim, until=until))
