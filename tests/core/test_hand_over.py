@@ -149,7 +149,7 @@ def test_a_text_is_read_strictly(
 ) -> None:
     """Each is refused before the store is asked; the right text still works."""
     text = _take(locks).hand_over()
-    with pytest.raises(ValueError, match="lease|taken over|honours") as raised:
+    with pytest.raises(ValueError, match=r"lease|taken over|honours") as raised:
         other.take_over(_with_fields(text, **changes))
     assert len(str(raised.value)) < 300
     assert read_text(text).owner not in str(raised.value)

@@ -404,6 +404,16 @@ class MySqlLeaseBackend:
             }
             await self._change(name, lambda state: state.skip(gone, state.now))
 
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        return ()  # a hold is a row, and ends with its ttl
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        def decide(state: RowState) -> Grant | None:
+            owner, now = grant.claim.owner, state.now
+            return state.take_over(owner, grant.token, claim, now, wall=now)
+
+        return await self._change(claim.name, decide, claim.owner, until)
+
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._queued.pop(claim.owner, None)
 

@@ -76,6 +76,7 @@ class PostgresLeaseStatements(SharedStatements):
         self.ready = schema.filled("CALL @hand_over('', '', '', NULL)").encode()
         """Plans the statements of a release and changes nothing."""
         self.abandon = make("abandon", "SELECT @abandon($1, $2, $3)")
+        self.take_over = make("take_over", "SELECT @take_over($1, $2, $3, $4, $5, $6, $7)")
         self.renew = make("renew", "SELECT @renew($1, $2, $3)")
         self.purge_counters = make("purge_counters", "SELECT @purge_counters($1, NULL, $2)")
         self.record = make("record", "SELECT @record($1, $2, $3, $4, $5, $6)")
@@ -254,6 +255,20 @@ class PostgresLeaseBackend:
         if self._until_purge <= 0:
             await self._purge()
         return first_value(answer) == b"t"
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        return ()  # a hold is in a row, and ends with its ttl
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        namespace, name, owner, _, _, _, ttl, label, *_ = self._parameters(claim)
+        old = grant.claim.owner.encode(), b"%d" % grant.token
+        request = self.statements.take_over, (namespace, name, *old, owner, ttl, label)
+        found = first_value(await self._request(claim.name, request, claim.owner, until))
+        if not found:
+            return None
+        taken = read_attempt(claim, found, self.display)
+        # Waiters may stand behind it: its release looks for them.
+        return taken._replace(ref=True) if isinstance(taken, Grant) else None
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         self._queued.pop(claim.owner, None)

@@ -38,7 +38,7 @@ __all__ = [
 
 PROTOCOL = 1
 """Grows when two versions can no longer exclude each other. Stored for every namespace."""
-REVISION = 10
+REVISION = 11
 """Grows with every change of the functions that older versions are compatible with."""
 _WORDS = {
     "cap": str(QUEUE_CAP),

@@ -488,6 +488,37 @@ BEGIN
   RETURN ours::integer || ' ' || answer;
 END $$;
 
+-- Gives the hold with this owner and token to another owner, with a new token. Returns as `attempt`
+-- does, or '' if there is no such hold. An owner that has it already gets the same grant again.
+CREATE OR REPLACE FUNCTION @take_over(
+  ns text, nm text, old text, fence bigint, own text, ttl float8, lbl text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  r @lock;
+  h @holder;
+  moment timestamptz;
+BEGIN
+  PERFORM @durable(true);
+  SELECT * INTO r FROM @lock l WHERE l.namespace = ns AND l.name = nm FOR UPDATE;
+  moment := clock_timestamp();
+  FOR i IN 1 .. coalesce(cardinality(r.holders), 0) LOOP
+    h := r.holders[i];
+    CONTINUE WHEN h.ends <= moment OR h.owner <> own AND (h.owner <> old OR h.token <> fence);
+    IF h.owner = old THEN
+      h.owner := own;
+      h.token := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
+      h.since := moment;
+      h.label := lbl;
+      r.token := h.token;
+    END IF;
+    h.ends := greatest(h.ends, moment + make_interval(secs => ttl));
+    UPDATE @lock l SET token = r.token, holders[i] = h, used = moment
+      WHERE l.namespace = ns AND l.name = nm;
+    RETURN 'G ' || h.token || ' ' || coalesce(array_to_string(h.slots, ','), '');
+  END LOOP;
+  RETURN '';
+END $$;
+
 CREATE OR REPLACE FUNCTION @abandon(ns text, nm text, own text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -326,6 +326,34 @@ class RedisBackend:
         was_ours = await self.release(grant)
         return was_ours, Busy(0) if waits else await self.attempt(claim, join=True)
 
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        if self.options.interop:
+            raise Unsupported(f"{self.display} with interop=redis-py can't hand a lease over")
+        return ()  # a hold ends with its ttl, whatever becomes of its client
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        script, generation = self._scripts.take_over, self._wakeups.generation
+        start, key = self._keys.start(script, claim.name)
+        old = f"{bulk(grant.claim.owner)}{bulk(str(grant.token))}"
+        packed = f"{start}{old}{self._pack_claim(claim, False, generation)}".encode()
+        command = ScriptCall(script, packed, key)
+        try:
+            if self._replicas:
+                reply, short = await self._with_replicas(command, until)
+            else:
+                reply, short = await self._request(command, until), ""
+        except RedisConnectionBroken:
+            self._note_uncertain(claim)
+            raise
+        if reply == [b"none"]:
+            return None
+        if type(reply) is list and reply[:1] == [b"barred"]:
+            short = f"{self.display} may have lost holds, and grants nothing for now"
+        if short:
+            raise BackendUnavailable(f"{claim.name!r} was not taken over: {short}")
+        answer = self._answer(claim, reply, generation)
+        return answer if isinstance(answer, Grant) else None
+
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         await self._abandon(claim, until)
 

@@ -62,6 +62,7 @@ _PARTS = {
         "admit_waiters()",
         "return finish({was and 1 or 0, attempt(claim(2))})",
     ),
+    "take_over": ("clock", "state", "mark", "attempt", "take_over"),
     "renew": ("renew",),
     "refresh": ("clock", "state", "refresh"),
     "abandon": ("clock", "state", "abandon"),
@@ -114,6 +115,7 @@ class Scripts:
         of_claim = keys + ["loss"] * loss_protection
         self.acquire = self._make("acquire", of_claim, 5)
         self.exchange = self._make("exchange", of_claim, 6)
+        self.take_over = self._make("take_over", of_claim, 7)
         self.release = self._make("release", keys, 1)
         self.renew = self._make("renew", keys, 3)
         self.refresh = self._make("refresh", keys, 2)
