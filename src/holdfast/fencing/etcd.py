@@ -36,7 +36,9 @@ class EtcdGuard(OwnStoreGuard):
 
     async def _transact(self, key: str, request: bytes) -> TxnReply:
         """Sends one request in a transaction that checks the hold's entry. Returns its reply.
-        Raises ``StaleFence`` if the entry is gone."""
+        Raises ``StaleFence`` if the entry is gone, or is another process's by now."""
+        if self._lease._released:
+            raise await self._refused(key)
         grant = self._lease._hold.grant
         mine = Ref(*grant.ref).exists()
         answer: TxnReply = await self._backend.calls.call(TXN, requests.txn([mine], [request]))

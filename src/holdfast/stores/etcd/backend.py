@@ -80,6 +80,7 @@ from holdfast.stores.etcd.session import (
     Ref,
     RenewalBatch,
     WaitingEntry,
+    move_request,
 )
 from holdfast.stores.etcd.wakeups import Waits
 
@@ -119,6 +120,8 @@ class EtcdStore:
         self.direct_grants: set[str] = set()
         """Owners of direct grants that are not confirmed yet. Not a field of the waiting entries: a
         late reply to an attempt may replace such an entry."""
+        self.taking: dict[str, Session] = {}
+        """By owner: the session, of its own, that a hold is being taken over with."""
         self.backends: set[int] = set()
         """Ids of the open backends: the last one to close ends the sessions."""
 
@@ -517,6 +520,7 @@ class EtcdBackend:
 
     async def release(self, grant: Grant) -> bool:
         store, claim, (key, order, _, next_waiter) = self.store, grant.claim, Ref(*grant.ref)
+        store.taking.pop(claim.owner, None)
         store.waiting.pop(claim.owner, None)
         store.direct_grants.discard(claim.owner)
         if not store.key_pool.is_allocated(claim):
@@ -568,7 +572,133 @@ class EtcdBackend:
             ],
         )
 
+    # Hand-over.
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        store, claim, ref = self.store, grant.claim, Ref(*grant.ref)
+        doubtful = store.sessions.doubts.get(claim.owner)
+        if doubtful is not None:  # an attempt of before its grant may still arrive
+            await self._change_guard(doubtful, until)
+            store.sessions.doubts.pop(claim.owner, None)
+        key = requests.only(ref.key.encode())
+        kvs = (await self.calls.call(RANGE, key, until)).kvs
+        if not kvs or kvs[0].create_revision != ref.order:
+            return None
+        session = await self.leases.new(claim.ttl, until)
+        body = requests.txn([], [move_request(grant, session, kvs[0])])
+        try:
+            answer = await self.calls.call(TXN, body, until)
+        except SessionGone:
+            raise BackendUnavailable(f"{self.store.display}: a new lease ended at once") from None
+        if not answer.nested(0).succeeded:
+            return None
+        store.waiting.pop(claim.owner, None)
+        store.direct_grants.discard(claim.owner)
+        store.key_pool.quarantine(claim)
+        return requests.key_id_of(ref.key), ref.order, answer.revision
+
+    async def _change_guard(self, session: Session, until: float) -> None:
+        """Makes requests of a session void that may still arrive."""
+        guard = requests.put(self.store.names.guard(session.id), b"", session.id)
+        with suppress(SessionGone):  # then they are refused
+            await self.calls.call(TXN, requests.txn([], [guard]), until)
+            await self._read_guard(session, until)
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        """Binds the hold to a session of its own, until the first renewal: the end of that session
+        undoes it, whenever the request arrives."""
+        key_id, order, _ = handed = requests.handed_ref(grant.ref)
+        keys = self.store.names.of(claim.name)
+        old = keys.entry(claim, key_id)
+        session = self.store.taking.get(claim.owner)
+        if session is not None:
+            taken = await self._taken_before(claim, session, (old, order), until)
+            if taken is not None:
+                return taken
+        if session is None:
+            session = await self.leases.new(claim.ttl, until)
+            self.store.taking[claim.owner] = session
+        try:
+            taken = await self._take_over(grant, claim, session, handed, until)
+        except SessionGone:
+            self.store.taking.pop(claim.owner, None)
+            raise BackendUnavailable(f"{self.store.display}: a new lease ended at once") from None
+        if taken is None:
+            self.store.taking.pop(claim.owner, None)
+            self.store.key_pool.quarantine(claim)
+        return taken
+
+    async def _take_over(
+        self,
+        grant: Grant,
+        claim: Claim,
+        session: Session,
+        handed: tuple[str, int, int],
+        until: float,
+    ) -> Grant | None:
+        key_id, order, changed = handed
+        keys, slots = self.store.names.of(claim.name), claim.mode is Mode.SLOTS
+        old = keys.entry(claim, key_id)
+        kvs = (await self.calls.call(RANGE, requests.only(old), until)).kvs
+        entry = next(iter(requests.entries_of(kvs, keys.prefix)), None)
+        if entry is None or (entry.order, entry.changed) != (order, changed):
+            return None
+        details = entry.details
+        if details.token != grant.token or details.weight != claim.weight:
+            return None
+        since = self.runtime.wall()
+        value = requests.entry_value(claim, since, held=True, slots=details.slots)
+        key, changes = old, [requests.put(old, value, session.id)]
+        if not slots:
+            self.store.key_pool.allocate(claim)
+            key = self.store.key(claim)
+            changes = keys.take_over(old, key, value, session.id)
+        same = [requests.created_at(old, order), requests.changed_at(old, changed)]
+        answer = await self.calls.call(TXN, requests.txn(same, changes), until)
+        if not answer.succeeded:
+            return None
+        keys.contended = True
+        return self._took(claim, session, key, answer.revision, order, details.slots)
+
+    def _took(
+        self,
+        claim: Claim,
+        session: Session,
+        key: bytes,
+        token: int,
+        order: int,
+        slots: tuple[int, ...],
+    ) -> Grant:
+        """The grant of a hold that was taken over. Slots keep their place, and the other modes
+        begin with their new entry."""
+        if claim.mode is Mode.SLOTS:
+            self.store.key_pool.adopt(claim, requests.key_id_of(key.decode()))
+        else:
+            order = token
+        return self._granted(claim, session, key, order, slots, UNKNOWN_WAITER, token)
+
+    async def _taken_before(
+        self, claim: Claim, session: Session, old: tuple[bytes, int], until: float
+    ) -> Grant | None:
+        """The grant of an earlier try whose reply was lost."""
+        key, order = old
+        if claim.mode is not Mode.SLOTS:
+            key = self.store.key(claim)
+        since = await self.leases.keep_alive(session.id, until)
+        kvs = (await self.calls.call(RANGE, requests.only(key), until)).kvs
+        if since is None or not kvs or kvs[0].lease != session.id:
+            return None
+        session.since = since
+        (entry,) = requests.entries_of(kvs, self.store.names.of(claim.name).prefix)
+        details = entry.details
+        return self._took(claim, session, key, details.token, order, details.slots)
+
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        taking = self.store.taking.get(claim.owner)
+        if taking is not None:
+            with suppress(SessionGone):
+                await self.calls.call(REVOKE, messages.lease(taking.id), until)
+            self.store.taking.pop(claim.owner, None)
         entry = self.store.waiting.pop(claim.owner, None)
         self.store.direct_grants.discard(claim.owner)
         order = None if entry is None else entry.order
@@ -864,6 +994,7 @@ class EtcdBackend:
         if store.sessions.forget_if_forked():
             store.waiting.clear()
             store.direct_grants.clear()
+            store.taking.clear()
             store.key_pool.clear()
         self.leases.forget()
         self.calls.forget()

@@ -43,6 +43,10 @@ class KeyPool:
             key_id = self._allocated.setdefault(owner, self._unused())
         return key_id
 
+    def adopt(self, claim: Claim, key_id: str) -> None:
+        """The claim has taken over an entry with this key id, and keeps the key."""
+        self._allocated[claim.owner] = key_id
+
     def _unused(self) -> str:
         try:
             return self._recycled.pop()

@@ -210,6 +210,10 @@ def delete(key: bytes) -> bytes:
     return data(_DELETE_OP, data(1, key))
 
 
+def delete_between(low: str, high: str) -> bytes:
+    return data(_DELETE_OP, between(low, high))
+
+
 def delete_if_same(entry: Entry) -> bytes:
     """Deletes an entry unless it has ended: its key may be recycled for another claim by now."""
     key = entry.key.encode()
@@ -303,6 +307,18 @@ class NameKeys:
             return [self._no_writer, self._no_slots, created_at(key, order)]
         return [none_before(self.ends, order), created_at(key, order)]
 
+    def take_over(self, old: bytes, key: bytes, value: bytes, lease: str) -> list[bytes]:
+        """Replaces a hold by one with another key, and deletes all entries that wait: they join
+        again. The token of a waiter is the revision at which it joined, and must be higher than
+        that of the new hold."""
+        if is_writer(key.decode()):
+            ours = key.decode()
+            before = delete_between(f"{self.prefix}l/", ours)
+            after = delete_between(f"{ours}\0", f"{self.prefix}l0")
+            return [before, after, put(key, value, lease)]
+        writers = delete_between(f"{self.prefix}l/w/", f"{self.prefix}l/w0")
+        return [delete(old), writers, put(key, value, lease)]
+
     def joinable(self, claim: Claim, key: bytes) -> list[bytes]:
         """Compares: the claim has no entry yet, and the name is not in use as another kind of
         lock."""
@@ -360,6 +376,18 @@ class Names:
     def segment_of(self, key: str) -> str:
         """The name that a stored key belongs to, as it is stored."""
         return key[len(self.root) :].partition("/")[0]
+
+
+def handed_ref(ref: Sequence[str | int]) -> tuple[str, int, int]:
+    """What a text says of a hold that was handed over: its key id, its create revision, and the
+    revision at which it was handed over. Raises ``ValueError``."""
+    if len(ref) != 3:
+        raise ValueError("not the text of a hold in etcd")
+    key_id, order, changed = ref
+    whole = isinstance(order, int) and isinstance(changed, int)
+    if not whole or not isinstance(key_id, str) or not key_id.isalnum() or not key_id.isascii():
+        raise ValueError("not the text of a hold in etcd")
+    return key_id, int(order), int(changed)
 
 
 def identity_of(entry: Entry | None) -> tuple[str, int]:

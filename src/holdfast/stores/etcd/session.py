@@ -32,7 +32,15 @@ from holdfast.stores.etcd.messages import KeyValue, LeaseReply, RangeReply, TxnR
 if TYPE_CHECKING:
     from holdfast.stores.etcd.backend import EtcdStore
 
-__all__ = ["UNKNOWN_WAITER", "Leases", "NextWaiter", "Ref", "RenewalBatch", "WaitingEntry"]
+__all__ = [
+    "UNKNOWN_WAITER",
+    "Leases",
+    "NextWaiter",
+    "Ref",
+    "RenewalBatch",
+    "WaitingEntry",
+    "move_request",
+]
 
 R = TypeVar("R", RangeReply, TxnReply)
 PARTS_PER_REQUEST = 100
@@ -123,10 +131,14 @@ class Leases:
             or await self.keep_alive(session.id, until) is not None
         ):
             return session
+        return self.sessions.install(await self.new(ttl, until))
+
+    async def new(self, ttl: float, until: float) -> Session:
+        """A new session, which is nobody's current one."""
         sent = self.runtime.now()
         answer = await self.calls.call(GRANT, messages.grant_lease(whole(ttl)), until)
         self._check_ttl(answer, whole(ttl))
-        return self.sessions.install(Session(answer.id, whole(ttl), sent))
+        return Session(answer.id, whole(ttl), sent)
 
     async def longer(self, session_id: str, ttl: float, until: float | None) -> Session | None:
         """Returns the session with this id if its ttl is longer than ``ttl``, kept alive if needed.
@@ -290,7 +302,7 @@ class RenewalBatch:
             self._renewed(grant)
             return
         try:
-            self._to_move.append((grant, _move_request(grant, session, kv)))
+            self._to_move.append((grant, move_request(grant, session, kv)))
         except ValueError:
             self._lose(grant.claim, OVERWRITTEN)
 
@@ -312,7 +324,9 @@ class RenewalBatch:
     async def _move_to_leases(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
         for grant, reply in await self._transact(self._to_move, TxnReply.nested):
-            if self._applied(grant, reply):
+            if grant.claim.mode is Mode.SLOTS and not reply.succeeded:
+                self._unknown[grant.claim.owner] = "its entry in etcd was changed meanwhile"
+            elif self._applied(grant, reply):
                 self._renewed(grant)
 
     async def _confirm_direct_grants(self) -> None:
@@ -386,13 +400,13 @@ class RenewalBatch:
                 store.waiting[claim.owner] = entry._replace(behind=waiting.behind, value=new)
 
 
-def _move_request(grant: Grant, session: Session, kv: KeyValue) -> bytes:
+def move_request(grant: Grant, session: Session, kv: KeyValue) -> bytes:
     """Binds a hold to another session. An entry of slots then has to store its token, which was the
-    revision of its last write until now."""
+    revision of its last write until now. It is only written if it has not changed since it was
+    read: a taker of the hold keeps its key."""
     ref = Ref(*grant.ref)
     key = ref.key.encode()
     if grant.claim.mode is Mode.SLOTS:
         moved = requests.put(key, requests.value_with_token(kv.value, grant.token), session.id)
-    else:
-        moved = requests.bind(key, session.id)
-    return requests.nested([ref.exists()], [moved])
+        return requests.nested([requests.changed_at(key, kv.mod_revision)], [moved])
+    return requests.nested([ref.exists()], [requests.bind(key, session.id)])

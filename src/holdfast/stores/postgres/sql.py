@@ -503,7 +503,8 @@ BEGIN
   moment := clock_timestamp();
   FOR i IN 1 .. coalesce(cardinality(r.holders), 0) LOOP
     h := r.holders[i];
-    CONTINUE WHEN h.ends <= moment OR h.owner <> own AND (h.owner <> old OR h.token <> fence);
+    CONTINUE WHEN (h.ends > moment AND (h.owner = own OR h.owner = old AND h.token = fence))
+      IS NOT TRUE;
     IF h.owner = old THEN
       h.owner := own;
       h.token := greatest(r.token + 1, (extract(epoch FROM moment) * 1000000)::bigint);
