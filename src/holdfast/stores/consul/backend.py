@@ -79,6 +79,7 @@ TRIES = 20
 REVOKE_TRIES = 8
 FULL_QUEUE_RETRY_SECONDS = 1.0
 REMEMBERED_WAITERS = 10_000
+REMEMBERED_HANDED = 1024
 MOST_PERMITS = (OPS - 4) // 2
 """Each slot takes two operations of the one transaction that grants them."""
 SWEEP_SHARE = 0.02
@@ -116,11 +117,22 @@ class ConsulStore:
         """Holds that were bound to another session after their grant, by owner."""
         self.moving: dict[str, Ref] = {}
         """Where holds may be bound now, by owner: the request that binds them had no answer."""
+        self.handed: dict[str, None] = {}
+        """Owners of holds that this client has handed over: their keys are other clients' now."""
+        self.taking: dict[str, tuple[Session, Claim]] = {}
+        """By owner: the session, of its own, that a hold is being taken over with; and the claim of
+        that hold, whose key stays the same."""
         self.backends: set[int] = set()
         """The ids of the open backends: the last one to close ends the sessions."""
 
     def backend(self, runtime: Runtime) -> ConsulBackend:
         return ConsulBackend(self, runtime)
+
+    def remember_handed(self, owner: str) -> None:
+        self.forget_claim(owner)
+        self.handed[owner] = None
+        while len(self.handed) > REMEMBERED_HANDED:
+            self.handed.pop(next(iter(self.handed)), None)
 
     def remember_waiting(self, waiting: Iterable[tuple[str, int]]) -> None:
         """An entry that was once seen to wait is a hold only if a mark says so."""
@@ -526,8 +538,93 @@ class ConsulBackend:
         was_ours = await self.release(grant)
         return was_ours, Busy(0) if known else await self.attempt(claim, join=True)
 
+    # Hand-over.
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        claim, ref = grant.claim, self.store.ref_of(grant)
+        await self._change_guard(claim, until)
+        session = await self.renewer.new(claim.ttl, until)
+        keys, since = self.store.names.of(claim.name), self.runtime.wall()
+        value = requests.entry_value(claim, since, token=grant.token)
+        move = requests.Move(ref.session, session.id)
+        body = requests.moving(keys, claim, value, grant.slots, move)
+        try:
+            await self.agent.txn(body, until=until)
+        except (TransactionRefused, SessionGone):
+            return None
+        self.store.remember_handed(claim.owner)
+        self.store.sessions.doubts.pop(claim.owner, None)
+        return (session.id,)
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        """Binds the hold to a session of its own, until the first renewal: the end of that session
+        undoes it, whenever the request arrives. The key of the hold has the name of its first
+        owner, so the new hold has that owner, too."""
+        handed = requests.handed_ref(grant.ref)
+        old = claim._replace(owner=requests.checked_owner(grant.claim.owner))
+        session, _ = self.store.taking.get(claim.owner, (None, None))
+        if session is None:
+            session = await self.renewer.new(claim.ttl, until)
+            while len(self.store.taking) > REMEMBERED_HANDED:
+                self.store.taking.pop(next(iter(self.store.taking)), None)
+            self.store.taking[claim.owner] = session, old
+        queue = await self.read_queue(claim.name, until)
+        entry = next((each for each in queue if each.owner == old.owner), None)
+        if entry is None:
+            return None
+        hold = ConsulHold(entry.details.token, entry.details.slots)
+        if entry.session == session.id:  # the reply of an earlier try was lost
+            since = await self.renewer.keep_alive(session.id, until)
+            if since is None:
+                return None
+            session.since = since
+            return self._took(old, session, hold)
+        fits = entry.mode is claim.mode and entry.details.weight == claim.weight
+        if entry.session != handed or hold.token != grant.token or not fits:
+            return None
+        return await self._take_over(old, session, handed, hold, until)
+
+    async def _take_over(
+        self, old: Claim, session: Session, handed: str, hold: ConsulHold, until: float
+    ) -> Grant | None:
+        value = requests.entry_value(old, self.runtime.wall())
+        keys, move = self.store.names.of(old.name), requests.Move(handed, session.id)
+        body = requests.moving(keys, old, value, hold.slots, move)
+        try:
+            answer = await self.agent.txn(body, until=until)
+        except TransactionRefused:
+            return None
+        except SessionGone:
+            raise BackendUnavailable(f"{self.store.display}: a new session has ended") from None
+        # All keys of a transaction have the same index: the token is that of the new mark.
+        return self._took(old, session, hold._replace(token=int(answer[-1]["ModifyIndex"])))
+
+    def _took(self, old: Claim, session: Session, hold: ConsulHold) -> Grant:
+        self.store.handed.pop(old.owner, None)
+        taken = self._granted(old, session, *hold)
+        # With a ttl of 0 it moves to the session of its ttl at the first renewal.
+        return taken._replace(ref=Ref(*taken.ref)._replace(ttl=0))
+
+    async def _abandon_taking(self, claim: Claim, until: float | None) -> None:
+        session, old = self.store.taking[claim.owner]
+        key = self.store.names.of(claim.name).entry(old)
+        ends = map(requests.delete, (key, requests.mark(key)))
+        try:
+            body = requests.txn(requests.locked_by(key, session.id), *ends)
+            await self.agent.txn(body, until=until)
+        except TransactionRefused:  # it was not taken, or is another taker's
+            pass
+        else:
+            if claim.mode is Mode.SLOTS:
+                await self._delete_slots(old, until)
+            self.store.forget_claim(old.owner)
+        await self.renewer.end(session.id, until)
+        self.store.taking.pop(claim.owner, None)
+
     async def release(self, grant: Grant) -> bool:
         claim, keys = grant.claim, self.store.names.of(grant.claim.name)
+        if claim.owner in self.store.handed:
+            return False
         await self._change_guard(claim)
         key = Ref(*grant.ref).key.encode()
         ends = [key, requests.mark(key), *map(keys.slot, grant.slots)]
@@ -541,6 +638,11 @@ class ConsulBackend:
         return ours
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
+        if claim.owner in self.store.taking:
+            await self._abandon_taking(claim, until)
+            return
+        if claim.owner in self.store.handed:
+            return
         key = self.store.names.of(claim.name).entry(claim)
         await self._change_guard(claim, until)
         ends = [key, requests.mark(key)]
@@ -751,8 +853,9 @@ class ConsulBackend:
     def forget(self) -> None:
         store = self.store
         if store.sessions.forget_if_forked():
-            for known in (store.queued, store.holds, store.moved, store.moving):
+            for known in (store.queued, store.holds, store.moved, store.moving, store.taking):
                 known.clear()
+            store.handed.clear()
         self.renewer.forget()
         self.agent.wire.forget()
         self.wakeups.long_polls.forget()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -251,8 +251,7 @@ def _entry(
     family, kind, owner = key[len(prefix) :].split("/")
     limit, weight = map(digits, kind.split(".")) if family == "s" else (0, 1)
     mode = Mode.SLOTS if family == "s" else _MODES[family + kind]
-    if not (owner.isascii() and owner.isalnum() and len(owner) <= LONGEST_OWNER):
-        raise ValueError("its owner is of another form")
+    checked_owner(owner)
     marked = marks.get(owner)
     settled = marked is not None and marked.token > 0
     held = settled or ((key, order) not in waiting and ahead.leaves_room(mode, weight, limit))
@@ -264,6 +263,22 @@ def _entry(
     known = Details(token, weight, held, settled, 0, since, slots, "")
     read = partial(_details, kv, prefix, known)
     return Entry(key, owner, order, changed, kv.get("Session", ""), mode, limit, read, held)
+
+
+def checked_owner(owner: str) -> str:
+    """An owner, which is a part of a key. Raises ``ValueError``."""
+    if not (owner.isascii() and owner.isalnum() and len(owner) <= LONGEST_OWNER):
+        raise ValueError("its owner is of another form")
+    return owner
+
+
+def handed_ref(ref: Sequence[str | int]) -> str:
+    """The session that a hold was bound to when it was handed over, of a text. Raises
+    ``ValueError``."""
+    session = ref[0] if len(ref) == 1 else ""
+    if isinstance(session, str) and session.isascii() and session.replace("-", "").isalnum():
+        return session
+    raise ValueError("not the text of a hold in Consul")
 
 
 def _details(kv: dict[str, Any], prefix: str, known: Details) -> Details:

@@ -90,6 +90,15 @@ class SessionRenewer:
             or await self.keep_alive(session.id, until) is not None
         ):
             return session
+        session = self.sessions.install(await self.new(ttl, until))
+        if self.store.lock_delay:
+            with suppress(HoldfastError, TransactionRefused, SessionGone):
+                start = self.runtime.between(0, 1)
+                await sweep(self.agent, self.store.names, session.id, start, until)
+        return session
+
+    async def new(self, ttl: float, until: float) -> Session:
+        """A new session, which is nobody's current one."""
         sent = self.runtime.now()
         # No health checks: a node that flaps must not end holds. A dead client's sessions run out.
         options = {
@@ -102,12 +111,11 @@ class SessionRenewer:
             "LockDelay": f"{self.store.lock_delay:g}s",
         }
         session_id = await self._create(json.dumps(options).encode(), until)
-        session = self.sessions.install(Session(session_id, whole(ttl), sent))
-        if self.store.lock_delay:
-            with suppress(HoldfastError, TransactionRefused, SessionGone):
-                start = self.runtime.between(0, 1)
-                await sweep(self.agent, self.store.names, session.id, start, until)
-        return session
+        return Session(session_id, whole(ttl), sent)
+
+    async def end(self, session_id: str, until: float | None) -> None:
+        """Destroys a session, and with it what is bound to it."""
+        await self.agent.ask(bool, DESTROY + session_id.encode(), b"", until)
 
     async def _create(self, options: bytes, until: float) -> str:
         """The id of a new session."""
