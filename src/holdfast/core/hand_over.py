@@ -43,6 +43,11 @@ def _backend(engine: Engine) -> HandingOver:
     raise Unsupported(f"{engine.store.display} can't hand a lease over to another process")
 
 
+def _changed_nothing(error: BaseException) -> bool:
+    """Whether a request that ended with this error changed nothing in the store."""
+    return isinstance(error, REFUSALS) or (isinstance(error, BackendUnavailable) and error.final)
+
+
 async def hand_over(engine: Engine, hold: Hold) -> Grant:
     """Ends this client's part in a hold, which lasts for one ttl from now. Returns its grant, with
     what the store needs to find it.
@@ -75,9 +80,9 @@ async def _detach(engine: Engine, backend: HandingOver, hold: Hold) -> Grant:
             if hold.use is not None:
                 hold.use.events.released(hold, True)
             return grant._replace(ref=ref)
-    except REFUSALS:  # nothing was changed
-        raise
     except BaseException as error:
+        if _changed_nothing(error):
+            raise
         renewer.lose(hold, f"{UNANSWERED}; it is undone, and ends with its ttl at the latest")
         renewer.undo(grant.claim)
         engine.disown(hold)
@@ -118,8 +123,7 @@ async def take_over(engine: Engine, grant: Grant, claim: Claim, options: Acquire
         engine.renewer.undo(claim)
         raise
     except BaseException as error:
-        final = isinstance(error, BackendUnavailable) and error.final
-        if tries or not (final or isinstance(error, REFUSALS)):
+        if tries or not _changed_nothing(error):
             await engine.undo(claim, ordered=False)
         raise
 

@@ -44,7 +44,9 @@ GUARANTEES: dict[str, frozenset[Guarantee]] = {
     "mysql-advisory": _ACROSS_HOSTS - {Guarantee.FIFO, Guarantee.SHARED},
 }
 
-HAND_OVER = frozenset({"memory", "sqlite", "redis", "etcd", "consul", "postgres", "mysql"})
+HAND_OVER = frozenset(
+    {"memory", "sqlite", "redis", "zookeeper", "etcd", "consul", "postgres", "mysql"}
+)
 """The stores that hand a lease over to another process; the others say ``Unsupported``."""
 
 _NO_KNOBS: frozenset[Knob] = frozenset()

@@ -10,6 +10,7 @@ the time of a hold is certain.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar, cast
@@ -76,9 +77,11 @@ from holdfast.stores.zookeeper.queue import (
     digest,
     encode_name,
     entry_prefix,
+    handed_node,
     nodes_ahead,
     read_data,
     read_record,
+    renamed,
     slot_name,
     slots_to_end,
     unreadable,
@@ -611,6 +614,118 @@ class ZooKeeperBackend:
             deletes.append(Delete(parent))  # fails while the name has other nodes
         return key, deletes
 
+    # Hand-over
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        """Moves the hold to a session of its own, whose connection then ends, but not the session.
+        Its node gets a name without the owner, so that no late delete of the owner's nodes is
+        about it."""
+        claim, entry = grant.claim, self.store.entries.get(grant.claim.owner)
+        node = None if entry is None else entry.node
+        if entry is None or node is None or node.grant is None:
+            return None
+        handed = renamed(node.name, claim._replace(owner=secrets.token_hex(16)))
+        session = self.store.session_alone(math.ceil(claim.ttl))
+        try:
+            await session.open(self.runtime, self._world, until)
+            data = NodeData(math.ceil(claim.ttl), 0, grant.slots, grant.token, claim.label)
+            multi = self._replacing(claim, node.name, handed, data)
+            await self.request(session, multi, until=until)
+        except BaseException:
+            session.close()
+            raise
+        if multi.failed:
+            session.close()
+            return None
+        self._release_requests(grant)  # ends what is known of it here, and sends nothing
+        self.store.releasing.pop(claim.owner, None)
+        session.disconnect()
+        return (handed,)
+
+    def _replacing(self, claim: Claim, old: str, new: str, data: NodeData) -> Multi:
+        """Replaces a node and its slots by a node of the same place in the queue, and of the
+        session that sends this. Fails if the node is gone."""
+        parent, acl = self.store.parent(claim.name), self.store.acl
+        parts: list[Request] = [
+            Delete(f"{parent}/{old}"),
+            Ephemeral(f"{parent}/{new}", write_data(data), acl),
+        ]
+        for slot in data.slots:
+            path = f"{parent}/{slot_name(slot)}"
+            parts += [Delete(path), Ephemeral(path, b"", acl)]
+        return Multi(parts)
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        handed = handed_node(grant.ref, claim)
+        entry, presence = self._begin_attempt(claim)
+        try:
+            session = await self.connected_session(entry.key, until)
+            taken = await self._take_over(Attempt(session, entry, False, until), grant, handed)
+            if taken is None:
+                self.store.entries.pop(claim.owner, None)
+            return taken
+        finally:
+            presence.left = self.runtime.now()
+
+    async def _take_over(self, at: Attempt, old: Grant, handed: str) -> Grant | None:
+        session, entry, until = at.session, at.entry, at.until
+        claim, parent = entry.claim, self.store.parent(entry.claim.name)
+        if entry.node is None and entry.create_pending:
+            entry.node = await self._find_created_node(at)
+        sent, number = self.runtime.now(), session.id
+        if entry.node is None:
+            read = Read(f"{parent}/{handed}")
+            await self.request(session, Sync(parent), read, until=until)
+            data = None if read.error else read_data(read.value[0], self.where(claim.name))
+            if data is None or token_of(claim.mode, data, read.value[1]) != old.token:
+                return None
+            name, entry.create_pending = renamed(handed, claim), True
+            mine = NodeData(entry.key, 0, data.slots, 0, claim.label)
+            multi = self._replacing(claim, handed, name, mine)
+            await self.request(session, multi, until=until)
+            entry.create_pending = False
+            if multi.failed:
+                return None
+            entry.node = ClaimNode(f"{parent}/{name}", number, 0)
+        return await self._took(at, entry.node, sent)
+
+    async def _took(self, at: Attempt, node: ClaimNode, sent: float) -> Grant | None:
+        """The grant of a node that has taken a hold over; ``None`` if it is gone."""
+        session, entry, until = at.session, at.entry, at.until
+        claim, check, read = entry.claim, Multi([Check(node.path)]), Read(node.path)
+        await self.request(session, check, read, until=until)
+        if read.error is not None:
+            return None
+        data, stat = read_data(read.value[0], self.where(claim.name)), read.value[1]
+        node.token = token_of(claim.mode, data, stat)
+        if claim.mode is not Mode.SLOTS:
+            await self._requeue_waiters(at, node.token)
+        since = session.since(sent, node.session)
+        if since == NEVER:
+            raise BackendUnavailable(f"{self.store.display}: the session has just ended")
+        return self._grant(entry, node, node.token, data.slots, since)
+
+    async def _requeue_waiters(self, at: Attempt, token: int) -> None:
+        """Deletes the nodes that wait since before a take-over: they join again. Their tokens are
+        the zxids of their nodes, and must be higher than that of the new hold."""
+        session, claim, until = at.session, at.entry.claim, at.until
+        parent = self.store.parent(claim.name)
+        listing = Listing(parent)
+        await self.request(session, listing, until=until)
+        queue = NodeQueue(listing.value or (), self.where(claim.name))
+        waiting = [f"{parent}/{queued.node}" for queued in queue.claims[queue.admitted :]]
+        for paths in _portions(waiting):
+            reads = [Exists(path) for path in paths]
+            if reads:
+                await self.request(session, *reads, until=until)
+            before = [
+                Delete(path)
+                for path, read in zip(paths, reads, strict=True)
+                if read.value is not None and read.value.czxid < token
+            ]
+            if before:
+                await self.request(session, *before, until=until)
+
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         entry = self.store.entries.pop(claim.owner, None)
         node = None if entry is None else entry.node
@@ -865,15 +980,10 @@ class ZooKeeperBackend:
         the zxid of the new node is higher."""
         claim = grant.claim
         session = await self.connected_session(math.ceil(claim.ttl), until)
-        number, acl = session.id, self.store.acl
-        parent = self.store.parent(claim.name)
+        number = session.id
         data = NodeData(math.ceil(claim.ttl), 0, grant.slots, grant.token, claim.label)
-        parts: list[Request] = [Delete(node.path), Ephemeral(node.path, write_data(data), acl)]
-        for slot in grant.slots:
-            path = f"{parent}/{slot_name(slot)}"
-            parts += [Delete(path), Ephemeral(path, b"", acl)]
         node.moving_to = math.ceil(claim.ttl)
-        multi = Multi(parts)
+        multi = self._replacing(claim, node.name, node.name, data)
         await self.request(session, multi, until=until)
         if session.id != number:
             raise BackendUnavailable(f"{self.store.display}: the session has just ended")

@@ -34,9 +34,11 @@ __all__ = [
     "digest",
     "encode_name",
     "entry_prefix",
+    "handed_node",
     "nodes_ahead",
     "read_data",
     "read_record",
+    "renamed",
     "slot_name",
     "slots_to_end",
     "unreadable",
@@ -86,6 +88,22 @@ def entry_prefix(claim: Claim) -> str:
     """The name of a claim's node, without the sequence number that ZooKeeper appends."""
     letter = _LETTERS[claim.mode]
     return f"{VERSION}.{letter}.{claim.weight}.{claim.limit}.{digest(claim.owner)}."
+
+
+def renamed(node: str, claim: Claim) -> str:
+    """The name of a claim's node, with the sequence number of another node."""
+    return entry_prefix(claim) + node.rpartition(".")[2]
+
+
+def handed_node(ref: Sequence[str | int], claim: Claim) -> str:
+    """The name of a node that was handed over, of a text. Raises ``ValueError`` unless it is the
+    node of such a claim."""
+    node = ref[0] if len(ref) == 1 else ""
+    if isinstance(node, str) and _CLAIM.fullmatch(node):
+        kind = entry_prefix(claim).removesuffix(f"{digest(claim.owner)}.")
+        if node.startswith(kind):
+            return node
+    raise ValueError("not the text of a hold in ZooKeeper")
 
 
 def slot_name(slot: int) -> str:

@@ -22,7 +22,7 @@ from holdfast.stores.zookeeper.client.packets import Listing, pack_acl
 from holdfast.stores.zookeeper.node import ClaimNode, ZooKeeperEntry
 from holdfast.stores.zookeeper.pending import PendingDelete, PendingDeletes
 from holdfast.stores.zookeeper.queue import NodeQueue, encode_name
-from holdfast.stores.zookeeper.session import ZooKeeperOptions, ZooKeeperSession
+from holdfast.stores.zookeeper.session import HeartbeatTask, ZooKeeperOptions, ZooKeeperSession
 
 if TYPE_CHECKING:
     from holdfast.stores.zookeeper.backend import ZooKeeperBackend
@@ -132,11 +132,18 @@ class ZooKeeperStore:
 
     def _new_session(self, key: int) -> ZooKeeperSession:
         """A new session: the same one for concurrent callers."""
-        floors = [s.floor for s in list(self.sessions.values()) if s.floor is not None]
-        floor = floors[0] if floors else None
-        made = ZooKeeperSession(self.options, key or SERVICE_TTL, floor, self.clean_up)
+        made = self._make_session(key or SERVICE_TTL, self.clean_up)
         made.holds_nothing = key == 0
         return self.sessions.setdefault(key, made)
+
+    def _make_session(self, ttl: float, task: HeartbeatTask) -> ZooKeeperSession:
+        floors = [s.floor for s in list(self.sessions.values()) if s.floor is not None]
+        return ZooKeeperSession(self.options, ttl, floors[0] if floors else None, task)
+
+    def session_alone(self, key: int) -> ZooKeeperSession:
+        """A session for one hold, which is not in the table. Raises as ``session``."""
+        self._check_open()
+        return self._make_session(key, lambda session, moment: None)
 
     def _close_idle(self, kept: int) -> None:
         """Closes the sessions without claims, except those that were opened last. Servers limit the
