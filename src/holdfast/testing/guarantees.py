@@ -15,6 +15,7 @@ __all__ = [
     "GUARANTEES",
     "HAND_OVER",
     "KNOBS",
+    "NEEDS_MAJORITY",
     "expected_guarantees",
     "expected_knobs",
     "guarantees_of",
@@ -44,10 +45,11 @@ GUARANTEES: dict[str, frozenset[Guarantee]] = {
     "mysql-advisory": _ACROSS_HOSTS - {Guarantee.FIFO, Guarantee.SHARED},
 }
 
-HAND_OVER = frozenset(
-    {"memory", "sqlite", "redis", "zookeeper", "etcd", "consul", "postgres", "mysql"}
-)
+HAND_OVER = frozenset(GUARANTEES) - {"postgres-advisory", "mysql-advisory"}
 """The stores that hand a lease over to another process; the others say ``Unsupported``."""
+NEEDS_MAJORITY = frozenset({"redlock"})
+"""Of these, the stores where takers at the same time may divide the servers among them: then none
+of them gets the hold."""
 
 _NO_KNOBS: frozenset[Knob] = frozenset()
 _ALL_KNOBS = frozenset(Knob)

@@ -44,6 +44,7 @@ from holdfast.stores.redlock.scripts import RUN_KEY, RedlockKeys, RedlockScripts
 from holdfast.stores.redlock.url import RedlockOptions
 from holdfast.stores.redlock.votes import (
     Ballot,
+    Transfer,
     Verdict,
     acknowledged_count,
     answered_count,
@@ -53,6 +54,7 @@ from holdfast.stores.redlock.votes import (
     enough_acks,
     enough_ends,
     enough_grants,
+    enough_transfers,
     wait_for_all,
 )
 from holdfast.stores.redlock.wakeups import NameWakeups
@@ -392,6 +394,41 @@ class RedlockBackend:
             if alone:
                 self._in_flight.pop(claim.owner, None)
         return was_ours, Busy(0, self.runtime.between(*SPLIT_VOTE_SECONDS))
+
+    async def hand_over(self, grant: Grant, *, until: float) -> Sequence[str | int] | None:
+        self._won.pop(grant.claim.owner, None)
+        self._unanswered.pop(grant.claim.owner, None)
+        return ()  # a hold ends with its ttl, whatever becomes of its client
+
+    async def take_over(self, grant: Grant, claim: Claim, *, until: float) -> Grant | None:
+        """Without a majority the hold is lost: no other taker can have one, either."""
+        for _ in range(SPLIT_TRIES):
+            token = max(self.store.next_stamp(), grant.token, self._seen.get(claim.name, 0)) + 1
+            transfer, unseen = await self._transfer(grant, claim, token, until)
+            if transfer.taken >= self._quorum:
+                self._won[claim.owner] = None
+                _drop_oldest(self._won)
+                return _grant(claim, token, transfer.slots)
+            if transfer.taken + transfer.behind + unseen < self._quorum:
+                await self.abandon(claim, until=until)
+                return None
+            self._seen[claim.name] = max(transfer.highest, self._seen.get(claim.name, 0))
+        raise BackendUnavailable(f"{self.display}: too few nodes gave {claim.name!r} to its taker")
+
+    async def _transfer(
+        self, grant: Grant, claim: Claim, token: int, until: float
+    ) -> tuple[Transfer, int]:
+        """The votes on a take-over, and how many nodes did not answer."""
+        script, old = self._scripts.take_over, grant.claim.owner
+        ttl, sent = str(milliseconds(claim.ttl)), str(self.store.next_stamp())
+        words = (old, str(grant.token), claim.owner, claim.label, ttl, sent, str(token))
+        packed = self._packed(script, claim.name, *words)
+        round_ = await self._call(script, packed, enough_transfers(self._quorum), until)
+        check_round(round_.answers, self._quorum, self.display, claim.name)
+        answered = answered_count(round_.answers)
+        if answered < self._quorum:
+            raise self._nodes.unavailable(round_.answers)
+        return Transfer(round_.answers), len(self._nodes.members) - answered
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         script, channel = self._scripts.abandon, self.channel(claim.name)

@@ -68,13 +68,14 @@ class RedlockScripts:
         self.release = self._make("release", ("state",), 4, _READER % 4)
         self.undo = self._make("undo", ("state",), 3, _OWNER)
         self.abandon = self._make("abandon", ("state",), 3, _OWNER)
+        self.take_over = self._make("take_over", ("state",), 7)
         self.intend = self._make("intend", ("state",), 1, _OWNER)
         self.revoke = self._make("revoke", ("state",), 1)
         self.look = self._make("look", ("state",), 1)
         self.begin = Script(read_lua("mark") + _text("begin"), ("run",), 0)
 
         votes = (self.grant, self.raises, self.renew, self.release, self.undo, self.abandon)
-        prepared = (*votes, self.intend)
+        prepared = (*votes, self.take_over, self.intend)
         self.prepare = tuple(pack("SCRIPT", "LOAD", script.text) for script in prepared)
         """Commands for every new connection. A round may end before a slow node has answered. If
         that node did not know the script, it would get no second request, and have no vote."""

@@ -191,6 +191,28 @@ def enough_grants(quorum: int, *, slots: bool) -> Callable[[list[Any]], bool]:
     return enough
 
 
+class Transfer:
+    """The votes of one round on a take-over: see ``take_over.lua``."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self.slots = "-"
+        self.taken = self.behind = self.highest = 0
+        """How many nodes have given the hold to the new owner; how many have a counter that is not
+        below the proposed token; the highest of these."""
+        for answer in answers:
+            vote = answer[0] if type(answer) is list and answer else None
+            match vote:
+                case [1, bytes(slots)]:
+                    self.taken, self.slots = self.taken + 1, slots.decode()
+                case [2, int(counter)]:
+                    self.behind, self.highest = self.behind + 1, max(self.highest, counter)
+
+
+def enough_transfers(quorum: int) -> Callable[[list[Any]], bool]:
+    """Return a test whether a quorum has given a hold to its new owner."""
+    return lambda answers: Transfer(answers).taken >= quorum
+
+
 def acknowledged_count(answers: Sequence[Any], value: int = YES) -> int:
     """Count the nodes whose reply is ``value``."""
     return sum(type(answer) is list and answer[0] == value for answer in answers)

@@ -19,7 +19,7 @@ from holdfast.testing.conformance.bench import (
     once_in_time,
     raises,
 )
-from holdfast.testing.guarantees import hands_over
+from holdfast.testing.guarantees import NEEDS_MAJORITY, hands_over, row_of
 from holdfast.testing.harness import Knob
 from holdfast.testing.processes import ProcessFailed
 from holdfast.testing.rules import Flavour
@@ -86,19 +86,22 @@ async def a_lease_is_handed_over(bench: Bench) -> None:
 
 @conformance.rule(hand_over=True)
 async def a_text_works_once(bench: Bench) -> None:
-    """Takers at the same time, in one client and in another: one of them gets the lease."""
+    """Takers at the same time, in one client and in another: one of them gets the lease; or none,
+    in a store where they can divide the servers among them."""
     ours, theirs, others = bench.client(), bench.client(), bench.client()
     text = await (await _lease(ours)).hand_over()
     takers = [client.take_over(text) for client in (theirs, theirs, others, ours)]
     found = await asyncio.gather(*map(asyncio.ensure_future, takers), return_exceptions=True)
-    (taken,) = [each for each in found if not isinstance(each, BaseException)]
-    assert [type(each) for each in found].count(LockLost) == len(takers) - 1
-    assert taken.held
+    won = [each for each in found if not isinstance(each, BaseException)]
+    assert [type(each) for each in found].count(LockLost) == len(takers) - len(won)
+    assert len(won) == 1 or (not won and row_of(bench.harness) in NEEDS_MAJORITY)
     with raises(LockLost) as raised:
         await theirs.take_over(text)
     assert "name" in str(raised.error)
     assert text not in str(raised.error)
-    assert await taken.release() is True
+    for taken in won:
+        assert taken.held
+        assert await taken.release() is True
 
 
 @conformance.rule(hand_over=True)
