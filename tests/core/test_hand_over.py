@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
@@ -166,6 +167,17 @@ def test_a_damaged_text_is_refused(locks: holdfast.Locks, wrong: str) -> None:
             locks.take_over(text)
     with pytest.raises(TypeError):
         locks.take_over(wrong.encode(errors="surrogatepass"))  # type: ignore[arg-type]
+
+
+def test_other_spellings_of_a_text_are_refused(locks: holdfast.Locks) -> None:
+    """Else one text could be told as two, for those who remember which were used."""
+    text = _take(locks).hand_over()
+    fields = read_text(text)
+    spaced = urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+    for other in (PREFIX + spaced, text + "=", text[:40] + "\n" + text[40:]):
+        with pytest.raises(ValueError, match="not the text of a lease"):
+            locks.take_over(other)
+    assert locks.take_over(text).release() is True
 
 
 def test_the_longest_text_fits(url: str) -> None:
@@ -371,6 +383,31 @@ def test_the_renewer_renews_nothing_after_a_hand_over(
     time.sleep(0.5)
     assert sum(renewed) == count
     assert not locks.inspect("name").holders
+
+
+def test_a_hand_over_waits_for_a_renewal(
+    locks: holdfast.Locks, other: holdfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is under way could arrive after the hand-over: it must be over before."""
+    lease, renewer = _take(locks, ttl=1), locks._renewer_thread.renewer
+    renew, begun, go_on = renewer.backend.renew, threading.Event(), threading.Event()
+    order: list[str] = []
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        go_on.wait(SOON)
+        order.append("renewed")
+        return await renew(*args, **kwargs)
+
+    monkeypatch.setattr(renewer.backend, "renew", slow)
+    assert begun.wait(SOON)
+    timer = threading.Timer(0.2, go_on.set)
+    timer.start()
+    text = lease.hand_over()
+    order.append("handed over")
+    assert order == ["renewed", "handed over"]
+    timer.join()
+    assert other.take_over(text).release() is True
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "lost"])

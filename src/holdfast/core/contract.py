@@ -335,8 +335,8 @@ class HandingOver(Protocol):
         """If the hold is still stored, with the owner and the token of ``grant``, gives it to the
         owner of ``claim``: with a new, higher token and for one ttl from now. One conditional step:
         it works for one caller only, and the name is free at no moment. ``None`` if the hold is
-        gone. An owner that has already taken it over gets it again, renewed: with the same token, or
-        with a higher one if the answer before may not have arrived.
+        gone. An owner that has already taken it over gets it again, renewed: with the same token,
+        or with a higher one if the answer before may not have arrived.
 
         ``Grant.ref`` is what ``hand_over`` returned, from outside: raises ``ValueError`` if it is
         nothing that this store returns. The new grant has the mode, the weight and the slots of the

@@ -124,16 +124,15 @@ class NameState(Generic[W]):
         self._drop_expired(now)
         held = self.holds.get(claim.owner) or self._hand_to(claim, owner, token, wall)
         if held is not None:
-            self._extend(held, now + micros(claim.ttl), shorten=False)
+            return self._renewed(held, claim, now)
         self._reserve(now)
-        return None if held is None else Grant(claim, held.token, held.slots)
+        return None
 
     def _hand_to(self, claim: Claim, owner: str, token: int, wall: int) -> HeldClaim | None:
         old = self.holds.get(owner)
         if old is None or old.token != token or old.claim[:4] != claim[:4]:
             return None
-        self.token = max(self.token + 1, wall)
-        taken = HeldClaim(claim, self.token, old.slots, wall, old.ends)
+        taken = HeldClaim(claim, self._next_token(wall), old.slots, wall, old.ends)
         holds = [taken if held is old else held for held in self.holds.values()]
         self.holds = {held.claim.owner: held for held in holds}
         return taken
@@ -253,9 +252,7 @@ class NameState(Generic[W]):
     def _admit(self, claim: Claim, now: int, join: bool, wall: int) -> Grant | Busy:
         held = self.holds.get(claim.owner)
         if held is not None:  # a retry whose first answer was lost
-            self._extend(held, now + micros(claim.ttl), shorten=False)
-            self._reserve(now)
-            return Grant(claim, held.token, held.slots)
+            return self._renewed(held, claim, now)
         ahead = self._ahead_of(claim.owner)
         if admit.fits(claim.mode, claim.weight, claim.limit, self._taken() + ahead):
             return self._grant(claim, now, wall)
@@ -263,6 +260,12 @@ class NameState(Generic[W]):
         self._reserve(now)
         retry = FULL_QUEUE_RETRY_SECONDS if reason else self._soonest_end(now)
         return Busy(len(ahead), retry, reason=reason)
+
+    def _renewed(self, held: HeldClaim, claim: Claim, now: int) -> Grant:
+        """The grant that a hold has, for its whole ttl."""
+        self._extend(held, now + micros(claim.ttl), shorten=False)
+        self._reserve(now)
+        return Grant(claim, held.token, held.slots)
 
     def _claims(self) -> Iterator[Claim]:
         for held in self.holds.values():
@@ -279,17 +282,21 @@ class NameState(Generic[W]):
                 return
 
     def _grant(self, claim: Claim, now: int, wall: int) -> Grant:
-        """A token is above every earlier one, also after the state of an unused name was purged."""
-        self.token = max(self.token + 1, wall)
+        token = self._next_token(wall)
         slots: tuple[int, ...] = ()
         if claim.mode is Mode.SLOTS:
             slots = admit.free_slots(claim.weight, claim.limit, self._taken())
         self.queue.pop(claim.owner, None)
         ends = now + micros(claim.ttl)
-        self.holds[claim.owner] = HeldClaim(claim, self.token, slots, wall, ends)
+        self.holds[claim.owner] = HeldClaim(claim, token, slots, wall, ends)
         self.changed = True
         self._reserve(now)
-        return Grant(claim, self.token, slots)
+        return Grant(claim, token, slots)
+
+    def _next_token(self, wall: int) -> int:
+        """A token is above every earlier one, also after the state of an unused name was purged."""
+        self.token = max(self.token + 1, wall)
+        return self.token
 
     def _wait(self, claim: Claim, now: int, join: bool, wall: int) -> str:
         """Refreshes the entry of a claim, or adds one if ``join``. Returns why it can't."""

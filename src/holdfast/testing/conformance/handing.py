@@ -186,6 +186,33 @@ async def a_waiter_does_not_get_in_between(bench: Bench) -> None:
 
 
 @conformance.rule(hand_over=True)
+async def all_waiters_go_on_behind_the_taker(bench: Bench) -> None:
+    """Waiters of several clients, and several of one: each gets the name once, alone, and with a
+    higher token than the one before."""
+    ours, theirs = bench.client(), bench.client()
+    lease, tokens = await _lease(ours), list[int]()
+
+    async def use(client: AsyncLocks) -> None:
+        async with client.lock("name", timeout=6 * SOON) as mine:
+            tokens.append(mine.token)
+            await asyncio.sleep(0.01)
+            assert tokens[-1] == mine.token
+
+    waiting = [asyncio.create_task(use(bench.client())) for _ in range(3)]
+    waiting += [asyncio.create_task(use(theirs)) for _ in range(2)]
+    await asyncio.wait(waiting, timeout=0.5)
+    taken = await theirs.take_over(await lease.hand_over())
+    await asyncio.wait(waiting, timeout=0.2)
+    assert tokens == []
+    tokens.append(taken.token)
+    assert await taken.release() is True
+    await asyncio.wait_for(asyncio.gather(*waiting), 3 * SOON)
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 6
+    assert await bench.is_free(ours, "name")
+
+
+@conformance.rule(hand_over=True)
 async def a_break_ends_what_was_handed_over(bench: Bench) -> None:
     """``break_lock`` ends it; the taker learns that, and by whom."""
     ours, theirs = bench.client(), bench.client()

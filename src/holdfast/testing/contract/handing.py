@@ -157,6 +157,28 @@ async def waiters_stay_behind(bench: Bench) -> None:
     assert (await asyncio.wait_for(getting, 2 * SOON)).token > taken.token
 
 
+@contract.rule(Guarantee.SHARED, Guarantee.SLOTS, hand_over=True)
+async def it_works_once_in_every_mode(bench: Bench) -> None:
+    """The stored token of readers and slots is the new one, and the next taker must name it."""
+    ours, theirs = bench.peer(), bench.peer()
+    claims = (
+        bench.claim("shared", mode=Mode.SHARED),
+        bench.claim("slots", mode=Mode.SLOTS, weight=2, limit=LIMIT),
+    )
+    for claim in claims:
+        grant = await ours.take(claim)
+        handed = await ours.hand_over(grant)
+        taken = await theirs.take_over(handed, _successor(bench, claim))
+        assert taken is not None
+        assert await ours.take_over(handed, _successor(bench, claim)) is None
+        (holder,) = (await ours.look(claim.name)).holders
+        assert holder.token == taken.token > grant.token
+        assert not (await theirs.renew([taken])).lost
+        again = await _taken(bench, theirs, ours, taken)
+        assert again.token > taken.token
+        assert await ours.release(again) is True
+
+
 @contract.rule(Guarantee.SHARED, hand_over=True)
 async def a_reader_hands_over(bench: Bench) -> None:
     """Beside other readers, and with a writer behind them, which waits for the taker, too."""
