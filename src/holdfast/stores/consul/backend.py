@@ -568,7 +568,17 @@ class ConsulBackend:
             while len(self.store.taking) > REMEMBERED_HANDED:
                 self.store.taking.pop(next(iter(self.store.taking)), None)
             self.store.taking[claim.owner] = session, old
-        queue = await self.read_queue(claim.name, until)
+        taken = await self._take_over(grant, old, session, handed, until)
+        if taken is None:
+            with suppress(BackendUnavailable):  # then it runs out
+                await self.renewer.end(session.id, until)
+            self.store.taking.pop(claim.owner, None)
+        return taken
+
+    async def _take_over(
+        self, grant: Grant, old: Claim, session: Session, handed: str, until: float
+    ) -> Grant | None:
+        queue = await self.read_queue(old.name, until)
         entry = next((each for each in queue if each.owner == old.owner), None)
         if entry is None:
             return None
@@ -579,12 +589,12 @@ class ConsulBackend:
                 return None
             session.since = since
             return self._took(old, session, hold)
-        fits = entry.mode is claim.mode and entry.details.weight == claim.weight
+        fits = entry.mode is old.mode and entry.details.weight == old.weight
         if entry.session != handed or hold.token != grant.token or not fits:
             return None
-        return await self._take_over(old, session, handed, hold, until)
+        return await self._bind(old, session, handed, hold, until)
 
-    async def _take_over(
+    async def _bind(
         self, old: Claim, session: Session, handed: str, hold: ConsulHold, until: float
     ) -> Grant | None:
         value = requests.entry_value(old, self.runtime.wall())

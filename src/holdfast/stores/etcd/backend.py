@@ -624,6 +624,7 @@ class EtcdBackend:
             self.store.taking.pop(claim.owner, None)
             raise BackendUnavailable(f"{self.store.display}: a new lease ended at once") from None
         if taken is None:
+            await self._end_lease(session.id)
             self.store.taking.pop(claim.owner, None)
             self.store.key_pool.quarantine(claim)
         return taken

@@ -373,6 +373,7 @@ class RenewalBatch:
         store, owner = self._leases.store, claim.owner
         store.waiting.pop(owner, None)
         store.direct_grants.discard(owner)
+        store.taking.pop(owner, None)
         store.key_pool.quarantine(claim)
         self._lost[owner] = reason
 
