@@ -337,6 +337,31 @@ async def another_process_goes_on(bench: Bench) -> None:
     assert await bench.is_free(client, "name")
 
 
+@conformance.rule(hand_over=True, between_processes=True)
+async def a_giver_that_ends_takes_nothing_along(bench: Bench) -> None:
+    """Its client is closed, and its session with it: the hold is there for its taker."""
+    client, process = bench.client(), bench.process()
+    token = await process.ask("acquire", name="name", ttl=LONG)
+    text = await process.ask("hand_over", name="name")
+    assert await process.leave() == 0, process.said()
+    assert [holder.token for holder in (await client.inspect("name")).holders] == [token]
+    taken = await client.take_over(text)
+    assert taken.token > token
+    assert await taken.release() is True
+
+
+@conformance.rule(hand_over=True, between_processes=True)
+async def a_taker_outlives_its_giver(bench: Bench) -> None:
+    """A session that ends after the take-over ends nothing, either."""
+    client, process = bench.client(), bench.process()
+    await process.ask("acquire", name="name", ttl=LONG)
+    taken = await client.take_over(await process.ask("hand_over", name="name"))
+    assert await process.leave() == 0, process.said()
+    await taken.extend()
+    assert await bench.client().lock("name").acquire(blocking=False) is None
+    assert await taken.release() is True
+
+
 @conformance.rule(hand_over=True, between_processes=True, sleeps=True)
 async def a_killed_giver_takes_nothing_along(bench: Bench) -> None:
     """kill -9 right after the hand-over: the hold is there for its ttl, and for its taker."""
