@@ -19,7 +19,7 @@ from holdfast.claim import (
 )
 from holdfast.core import hand_over as core
 from holdfast.core.hold import AcquireOptions
-from holdfast.lease import LeaseBase
+from holdfast.lease import LeaseBase, not_acquired, tell_acquired
 from holdfast.primitives.options import check_ttl
 
 if TYPE_CHECKING:
@@ -173,15 +173,13 @@ async def take_over(engine: Engine, lease: type[L], text: str, options: LockOpti
     try:
         hold = await core.take_over(engine, old, claim, how)
         taken = hold.grant.claim
-        engine.own(hold, me)
-        if use is not None:  # before its lease: an interrupt in here is undone below
-            use.events.acquired(hold, block=False)
-        return lease(engine, hold, options.note)
+        engine.own(hold, me, block=False)
+        made = lease(engine, hold, options.note)
+        if use is not None:  # after its lease: observers may take long, or take locks
+            tell_acquired(made, use, block=False)
+        return made
     except BaseException as error:
-        if taken.owner in engine.renewer.holds:  # interrupted between the grant and its lease
-            await engine.undo(taken)
-        if use is not None:
-            use.events.failed(use, error)
+        await not_acquired(engine, taken, use, error)
         raise
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
-from holdfast.claim import Fence, Mode
+from holdfast.claim import Claim, Fence, Mode
 from holdfast.core.drive import run_now
 from holdfast.core.hold import Hold, State
 from holdfast.durations import Duration, seconds, shown
@@ -21,8 +21,9 @@ from holdfast.one_process import OneProcess
 
 if TYPE_CHECKING:
     from holdfast.core.engine import Engine
+    from holdfast.core.events import LockUse
 
-__all__ = ["AsyncLease", "Lease", "LeaseBase"]
+__all__ = ["AsyncLease", "Lease", "LeaseBase", "not_acquired", "tell_acquired"]
 
 
 class Scope(Protocol):
@@ -294,3 +295,28 @@ class AsyncLease(LeaseBase):
         without an error. Raises ``LockLost`` if the hold is lost, ``Unsupported`` if the store
         can't do it, ``BackendUnavailable`` if the store did not answer: see ``held``."""
         return await self._hand_over()
+
+
+def tell_acquired(lease: LeaseBase, use: LockUse, *, block: bool) -> None:
+    """Tells observers of a new lease; raises ``LockLost`` if the hold has ended meanwhile."""
+    engine = lease._engine
+    use.events.acquired(lease._hold, block=block)
+    if not lease.held:
+        engine.renewer.check_ends(engine.runtime.now())  # the watcher may be late
+        raise lease._lost_error()
+
+
+async def not_acquired(
+    engine: Engine, claim: Claim, use: LockUse | None, error: BaseException
+) -> None:
+    """Undoes what was granted before an interrupt, and tells observers how it ended."""
+    hold = engine.renewer.holds.get(claim.owner)
+    try:
+        if hold is not None:
+            for handle in hold.handles:
+                if lease := handle():
+                    lease._released = True  # its destructor has nothing to warn of
+            await engine.undo(claim)
+    finally:
+        if use is not None:
+            use.events.failed(use, error, lost=hold is None)

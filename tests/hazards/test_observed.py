@@ -15,7 +15,7 @@ from holdfast.core.acquire import acquire
 from holdfast.core.engine import Engine
 from holdfast.core.events import Events
 from holdfast.io.threads import deliveries
-from holdfast.lease import LeaseBase
+from holdfast.lease import LeaseBase, tell_acquired
 from holdfast.primitives.lock import LockBase
 from observe.recorder import Recorder, wait_until
 
@@ -24,7 +24,7 @@ TELLING = [
     *(Events.answered, Events._request),
 ]
 LOCKING = [
-    *(LockBase._take, LockBase._tell_acquired, Engine.take, Engine.own, Engine.release_local),
+    *(LockBase._take, tell_acquired, Engine.take, Engine.own, Engine.release_local),
     *(Engine.release, Engine._released, LeaseBase.__init__, LeaseBase._release, acquire),
 ]
 

@@ -18,7 +18,7 @@ ROOT = Path(holdfast.__file__).parent
 LONGEST_FUNCTION = 50
 MOST_FILES_OF_A_STORE = 10
 MOST_MODULES_OF_A_FOLDER = 15
-MAY_BE_LONG = {"core": 17, "cli": 22}
+MAY_BE_LONG = {"core": 18, "cli": 22}
 """``core`` since ``events``, which no other module of it could be a part of; ``cli`` has a module
 per verb."""
 SMALL_MODULE = 80
@@ -27,12 +27,13 @@ MAY_BE_SMALL = {"__init__", "url", "keys", "session", "wakeups", "inspect"}
 MOST_MEANINGS_OF_A_CLASS_NAME = 2
 FOREIGN_CLASS_NAMES = {"Command"}
 """Django asks for this name in each module of a management command."""
-CODE_LINES = {"core": 2912, "io": 2540, "stores": 20230}
+CODE_LINES = {"core": 3048, "io": 2540, "stores": 20815}
 """Lines of code, without blanks, comments and docstrings. The rules of admission came from two
 stores to ``core/queue.py``, and the two drivers with their wake-ups to ``io``: each store left its
 own behind. ``core/events.py`` has a value for each event, with its fields, and ``core/deadlock.py``
 the one search for all stores. ``core`` tells each end once, also after an interrupt in an observer,
-and gives each line of the log its fields."""
+and gives each line of the log its fields. Lease hand-over (``core/hand_over.py``) is a step of its
+own in nine stores."""
 CODE_GROWTH = 1.02
 EXAMPLE_LINES = 300
 

@@ -15,7 +15,7 @@ from holdfast.core.drive import run_now
 from holdfast.core.hold import AcquireOptions, Hold, State
 from holdfast.durations import Duration, timeout_seconds
 from holdfast.errors import AlreadyHeld, LockTimeout, NotHeld
-from holdfast.lease import Lease, LeaseBase
+from holdfast.lease import Lease, LeaseBase, not_acquired, tell_acquired
 from holdfast.one_process import OneProcess
 from holdfast.primitives.context import BlockExit, LockContext
 from holdfast.primitives.options import refuse_unknown
@@ -128,35 +128,15 @@ class LockBase(LockContext[L]):
             engine.own(hold, me, block=block)
             lease = self._lease(engine, hold, options.note)
             if use is not None:  # after its lease: observers may take long, or take locks
-                self._tell_acquired(lease, use, block)
+                tell_acquired(lease, use, block=block)
             return lease
         except BaseException as error:
-            await self._not_acquired(claim, use, error)
+            await not_acquired(engine, claim, use, error)
             raise
-
-    async def _not_acquired(self, claim: Claim, use: LockUse | None, error: BaseException) -> None:
-        """Undoes what was granted before an interrupt, and tells observers how it ended."""
-        hold = self._engine.renewer.holds.get(claim.owner)
-        try:
-            if hold is not None:
-                for handle in hold.handles:
-                    if lease := handle():
-                        lease._released = True  # its destructor has nothing to warn of
-                await self._engine.undo(claim)
-        finally:
-            if use is not None:
-                use.events.failed(use, error, lost=hold is None)
 
     def _begin(self, events: Events) -> LockUse:
         kind = self._kind or kind_of(self.name)
         return events.begin(self.name, kind, self._mode, self._options.note, leads=self._leads)
-
-    def _tell_acquired(self, lease: L, use: LockUse, block: bool) -> None:
-        """Tells observers; raises ``LockLost`` if the hold has ended meanwhile."""
-        use.events.acquired(lease._hold, block=block)
-        if not lease.held:
-            self._engine.renewer.check_ends(self._engine.runtime.now())  # the watcher may be late
-            raise lease._lost_error()
 
     def _reenter(self, outer: Hold, timeout: float | None, explain: bool) -> Hold | None:
         """This thread or task took the name before. Returns the hold to re-enter, or ``None`` if
