@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,7 +22,7 @@ from holdfast.io.clock import now
 from holdfast.io.runtime_blocking import BlockingRuntime
 from holdfast.io.wakeups import Wakeups
 from holdfast.stores.postgres.backend import PostgresLeaseBackend
-from holdfast.stores.postgres.wakeups import SharedListener
+from holdfast.stores.postgres.wakeups import SharedListener, wakeup_key
 from holdfast.testing import Flavour
 from holdfast.testing.contract import Bench, Peer
 from holdfast.url import open_store
@@ -169,6 +170,34 @@ def test_the_connection_may_end_while_no_thread_waits(
     assert run_now(theirs.release(held))
     run_now(ours.wait(claim, busy, now() + SECONDS))
     assert take(ours, claim).token > held.token
+
+
+def test_a_wake_up_that_is_read_together_with_a_reply_is_kept(
+    ours: PostgresLeaseBackend, theirs: PostgresLeaseBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads is late: the wake-up is in its buffer behind the reply."""
+    held = take(theirs, claim_of())
+    claim = claim_of()
+    busy = enqueue(ours, claim)
+    connection = listener(ours).connection
+    collect = connection.collect
+
+    def collect_late() -> None:
+        monkeypatch.setattr(connection, "collect", collect)
+        assert run_now(theirs.release(held))
+        wait_until("the wake-up", lambda: wakeup_key(claim.owner) in _received(connection.fd))
+        collect()
+
+    monkeypatch.setattr(connection, "collect", collect_late)
+    run_now(ours.look("name"))  # over the connection that listens
+    assert connection.collect is collect
+    assert run_now(ours.wait(claim, busy, now() + SECONDS / 6)) is not None
+
+
+def _received(fd: int) -> bytes:
+    """Returns what has come and was not read."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        return sock.recv(65536, socket.MSG_PEEK)
 
 
 def test_the_connection_may_end_while_a_thread_waits(

@@ -146,11 +146,14 @@ class PostgresConnection(sql.SqlConnection):
             self.pgconn.consume_input()
             if not self._pending and self.poll(0):  # the end of a session follows its last message
                 self.pgconn.consume_input()
-            if self.on_push is not None:
-                while (notification := self.pgconn.notifies()) is not None:
-                    self.on_push(notification.extra)
+            self._push_notifications()
         except PsycopgError as error:
             raise self.dropped(error) from None
+
+    def _push_notifications(self) -> None:
+        if self.on_push is not None:
+            while (notification := self.pgconn.notifies()) is not None:
+                self.on_push(notification.extra)
 
     def next(self) -> Any:
         try:
@@ -164,6 +167,9 @@ class PostgresConnection(sql.SqlConnection):
             result = pgconn.get_result()
             if result is None:
                 answer, self._answer, self._pending = self._answer, None, False
+                # Read together with the reply, they stay in libpq's buffer until the reply is
+                # taken, and no poll would report them.
+                self._push_notifications()
                 if answer is None:
                     raise self.dropped("it ended without an answer")
                 self.usable = not _sqlstate(answer).startswith(_GONE)
