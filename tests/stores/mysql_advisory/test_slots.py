@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.claim import Claim
+from holdfast.claim import Claim, Mode
+from holdfast.core.drive import run_now
+from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores.mysql_advisory.sql import MySqlAdvisoryStatements
 from servers.mysql import MySQLServer
+from stores.claims import claim_of
 from stores.mysql import helpers
-from stores.mysql.helpers import Admin, key, one, wait_for
+from stores.mysql.helpers import Admin, backend_of, key, one, taken, wait_for
 
 server, admin = helpers.server, helpers.admin
 
@@ -101,3 +105,26 @@ def test_a_killed_wait_keeps_no_lock(
         assert took[0] is not None
         assert one(admin, waiting) is None
         took[0].release()
+
+
+def test_a_session_is_idle_only_when_all_is_undone(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next waiter can't be woken: nobody else may have got the session by then, as the failure
+    drops it."""
+    backend: Any = backend_of(url, namespace)
+    asked = claim_of(mode=Mode.SLOTS, limit=2)
+    taken(backend, asked)
+    request, seen = backend.pool.request, []
+
+    async def request_unless_wake_up(sql: bytes, *rest: Any, **how: Any) -> Any:
+        if sql == backend.statements.wake_slot_waiter("name"):
+            seen.append(list(backend.sessions.idle))
+            raise BackendUnavailable("no answer in time")
+        return await request(sql, *rest, **how)
+
+    monkeypatch.setattr(backend.pool, "request", request_unless_wake_up)
+    run_now(backend.abandon(asked))
+    assert seen == [[]]
+    assert backend.sessions.idle == []
+    run_now(backend.close())

@@ -20,7 +20,13 @@ from holdfast.errors import BackendUnavailable
 from holdfast.io.clock import now
 from holdfast.stores._sql.connection import Dial, Dropped, SqlConnection, SqlPool, world_of
 from holdfast.stores._sql.purge import attempts_until_purge
-from holdfast.stores._sql.session import SessionDriver, SessionRegistry, SqlSession, ended
+from holdfast.stores._sql.session import (
+    SessionDriver,
+    SessionFailures,
+    SessionRegistry,
+    SqlSession,
+    ended,
+)
 
 __all__ = ["RECHECK_SECONDS", "AdvisoryBackend"]
 
@@ -145,7 +151,7 @@ class AdvisoryBackend(ABC, Generic[C]):
         result = await self._take(session, claim, join=join)
         if isinstance(result, Busy):
             if not join:
-                del self.sessions.by_owner[claim.owner]
+                self.sessions.by_owner.pop(claim.owner, None)
                 self.sessions.give_back(session)
             elif not session.at_head and not session.pending:
                 self._enqueue(session, claim)
@@ -233,24 +239,53 @@ class AdvisoryBackend(ABC, Generic[C]):
         holds."""
         lost: dict[str, str] = {}
         unknown: dict[str, str] = {}
-        requests: dict[SqlSession[C], Any] = {}
         renewed: dict[SqlSession[C], Grant] = {}
-        for grant in grants:
-            session = self.sessions.by_owner.get(grant.claim.owner)
-            if session is None or session.grant is None or not session.connection.open:
-                lost[grant.claim.owner] = LOST
-            elif not session.mutex.acquire(blocking=False):
-                unknown[grant.claim.owner] = "its connection is in use"
-            else:
-                longer = grant.claim.ttl > session.grant.claim.ttl
-                kept = grant if longer or shorten else session.grant
-                requests[session] = self._touch(session, kept.claim)
-                renewed[session] = kept
+        locked: list[SqlSession[C]] = []
         try:
-            failed = await self.driver.request_all(requests, min(until, now() + self._seconds))
+            for grant in grants:
+                session = self._lock_holder(grant.claim.owner, locked, lost, unknown)
+                if session is not None and session.grant is not None:
+                    longer = grant.claim.ttl > session.grant.claim.ttl
+                    renewed[session] = grant if longer or shorten else session.grant
+            requests = {each: self._touch(each, kept.claim) for each, kept in renewed.items()}
+            by = min(until, now() + self._seconds)
+            self._renewed(renewed, await self.driver.request_all(requests, by), lost, unknown)
         finally:
-            for session in renewed:
+            for session in locked:
                 session.mutex.release()
+        return lost, unknown
+
+    def _lock_holder(
+        self,
+        owner: str,
+        locked: list[SqlSession[C]],
+        lost: dict[str, str],
+        unknown: dict[str, str],
+    ) -> SqlSession[C] | None:
+        """Acquires the mutex of the session that holds for an owner. Returns None if there is no
+        such session, or if it is in use."""
+        session = self.sessions.by_owner.get(owner)
+        if session is not None and not session.mutex.acquire(blocking=False):
+            unknown[owner] = "its connection is in use"
+            return None
+        if session is not None:
+            locked.append(session)
+            # A release may have made it idle since the look above, and another claim may have it.
+            current = self.sessions.by_owner.get(owner) is session
+            if current and session.grant is not None and session.connection.open:
+                return session
+        lost[owner] = LOST
+        return None
+
+    def _renewed(
+        self,
+        renewed: dict[SqlSession[C], Grant],
+        failed: SessionFailures,
+        lost: dict[str, str],
+        unknown: dict[str, str],
+    ) -> None:
+        """Applies the results of a renewal; with the mutexes of the sessions: a release that waits
+        for one of them makes the session idle."""
         for session, grant in renewed.items():
             owner = grant.claim.owner
             if session not in failed:
@@ -260,19 +295,20 @@ class AdvisoryBackend(ABC, Generic[C]):
             else:
                 self.sessions.lose(owner, session)
                 lost[owner] = LOST
-        return lost, unknown
 
     # ---- ends
 
     async def release(self, grant: Grant) -> bool | None:
         owner = grant.claim.owner
         session = self.sessions.by_owner.get(owner)
-        if session is None or session.grant is None:
+        held = None if session is None else session.grant
+        if session is None or held is None:
             return False
-        del self.sessions.by_owner[owner]
+        if self.sessions.by_owner.pop(owner, None) is None:  # the client was closed just now
+            return False
         gone = bool(ended([session]))
         try:
-            ours = await self._release(session, session.grant)
+            ours = await self._release(session, held)
         except Dropped:
             self.sessions.lose(owner, session)
             await self._end_unknown(owner)

@@ -164,7 +164,7 @@ class SessionRegistry(Generic[C]):
     def lose(self, owner: str, session: SqlSession[C]) -> None:
         """Drops a broken session. It may still hold locks on the server until ``end_unknown``."""
         if self.by_owner.get(owner) is session:
-            del self.by_owner[owner]
+            self.by_owner.pop(owner, None)  # unless another thread has just done so
         session.end()
         session.grant = None
         self.unknown.setdefault(owner, []).append(session.connection)
@@ -201,9 +201,8 @@ class SessionRegistry(Generic[C]):
         self.users -= 1
         self._end_idle()
         if self.users <= 0:
-            used, self.by_owner = self.by_owner, {}
-            for session in used.values():
-                session.end()
+            for owner, session in list(self.by_owner.items()):
+                self.lose(owner, session)  # one that waits on the server would go on waiting there
 
     def _end_idle(self) -> None:
         idle, self.idle = self.idle, []
@@ -217,10 +216,10 @@ def ended(sessions: list[SqlSession[C]]) -> list[SqlSession[C]]:
     by_fileno: dict[int, SqlSession[C]] = {}
     gone: list[SqlSession[C]] = []
     for session in sessions:
-        if not session.connection.open:
+        fileno = session.connection.fd  # read once: another thread may close it here
+        if fileno < 0:
             gone.append(session)
         elif not session.pending and not session.mutex.locked():
-            fileno = session.connection.fd
             by_fileno[fileno] = session
             poll.register(fileno, select.POLLIN)
     for fileno, _ in poll.poll(0):

@@ -385,9 +385,10 @@ class MySqlAdvisoryBackend(AdvisoryBackend[MySqlConnection]):
         (left,) = await self._execute(session, sql)
         if left.rows[0] != (b"1", b"1"):
             raise session.connection.broken("its locks are not as expected")
-        self.sessions.give_back(session)
         if claim.mode is Mode.SLOTS:
-            await self.pool.request(self.statements.wake_slot_waiter(claim.name))
+            wake = self.statements.wake_slot_waiter(claim.name)
+            await self.pool.request(wake, until=session.until)
+        self.sessions.give_back(session)  # last: if the wake-up fails, nobody else has it
 
     async def revoke(self, name: str) -> list[int]:
         (held,) = await self._query(self.statements.look([name]))
