@@ -60,6 +60,12 @@ def test_the_index_names_every_page_itself() -> None:
     assert set(PAGES) - {target for target, _ in links(INDEX)} - {INDEX} == set()
 
 
+def test_the_index_names_no_page_twice() -> None:
+    """A second row of a page is usually an older one that should have gone."""
+    named = [target for target, _ in links(INDEX)]
+    assert sorted(name_of(page) for page in set(named) if named.count(page) > 1) == []
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "reference" / "urls.md"], ids=name_of)
 def test_the_tables_of_stores_link_their_pages(page: Path) -> None:
     linked = {target for target, _ in links(page)}
