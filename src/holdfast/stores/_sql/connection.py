@@ -245,9 +245,14 @@ def world_of(runtime: Runtime) -> World:
     return aio.WORLD
 
 
-def stored_findings(namespace: str, mode: str, *, tables: bool, used: bool) -> list[Finding]:
-    """Returns what ``check()`` says about our tables and the namespace, which it does not make."""
+def stored_findings(
+    namespace: str, mode: str, *, tables: bool, used: bool, needs: str = ""
+) -> list[Finding]:
+    """Returns what ``check()`` says about our tables and the namespace, which it does not make.
+    ``needs`` is a right to make the tables of which the server can't tell whether it is there."""
     made = "there" if tables else "not there yet: the first acquire makes them"
+    if needs and not tables:
+        made += f", if this account has the right {needs}"
     bound = f"{namespace!r} is used in {mode} mode"
     if not used:
         bound = f"{namespace!r} is not in use yet: the first acquire binds it to {mode} mode"

@@ -466,7 +466,7 @@ class MySqlDialler:
         if kept is not None:
             self._compare(*kept)
         namespace, used = self.settings.namespace, kept is not None
-        return stored_findings(namespace, self.mode, tables=tables, used=used)
+        return stored_findings(namespace, self.mode, tables=tables, used=used, needs="CREATE")
 
     async def _protocol(self, opening: MySqlOpening) -> tuple[int, str] | None:
         """Returns the stored version and mode of the namespace; None if it is new."""
