@@ -324,10 +324,10 @@ class RenewalBatch:
     async def _move_to_leases(self) -> None:
         """Binds holds whose ttl was changed to the sessions of their new ttls."""
         for grant, reply in await self._transact(self._to_move, TxnReply.nested):
-            if grant.claim.mode is Mode.SLOTS and not reply.succeeded:
-                self._unknown[grant.claim.owner] = "its entry in etcd was changed meanwhile"
-            elif self._applied(grant, reply):
+            if reply.succeeded:
                 self._renewed(grant)
+            else:  # the next renewal finds out how
+                self._unknown[grant.claim.owner] = "its entry in etcd was changed meanwhile"
 
     async def _confirm_direct_grants(self) -> None:
         """Writes into the entries of direct grants that they are held."""
@@ -402,12 +402,12 @@ class RenewalBatch:
 
 
 def move_request(grant: Grant, session: Session, kv: KeyValue) -> bytes:
-    """Binds a hold to another session. An entry of slots then has to store its token, which was the
-    revision of its last write until now. It is only written if it has not changed since it was
-    read: a taker of the hold keeps its key."""
-    ref = Ref(*grant.ref)
-    key = ref.key.encode()
+    """Binds a hold to another session, if its entry has not changed since it was read: a request
+    that arrives late must not bind a hold that was handed over. An entry of slots then has to store
+    its token, which was the revision of its last write until now."""
+    key = Ref(*grant.ref).key.encode()
     if grant.claim.mode is Mode.SLOTS:
         moved = requests.put(key, requests.value_with_token(kv.value, grant.token), session.id)
-        return requests.nested([requests.changed_at(key, kv.mod_revision)], [moved])
-    return requests.nested([ref.exists()], [requests.bind(key, session.id)])
+    else:
+        moved = requests.bind(key, session.id)
+    return requests.nested([requests.changed_at(key, kv.mod_revision)], [moved])

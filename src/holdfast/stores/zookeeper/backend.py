@@ -698,33 +698,44 @@ class ZooKeeperBackend:
             return None
         data, stat = read_data(read.value[0], self.where(claim.name)), read.value[1]
         node.token = token_of(claim.mode, data, stat)
-        if claim.mode is not Mode.SLOTS:
-            await self._requeue_waiters(at, node.token)
+        if claim.mode is not Mode.SLOTS and not await self._requeue_waiters(at, node):
+            return None
         since = session.since(sent, node.session)
         if since == NEVER:
             raise BackendUnavailable(f"{self.store.display}: the session has just ended")
         return self._grant(entry, node, node.token, data.slots, since)
 
-    async def _requeue_waiters(self, at: Attempt, token: int) -> None:
-        """Deletes the nodes that wait since before a take-over: they join again. Their tokens are
-        the zxids of their nodes, and must be higher than that of the new hold."""
-        session, claim, until = at.session, at.entry.claim, at.until
-        parent = self.store.parent(claim.name)
-        listing = Listing(parent)
-        await self.request(session, listing, until=until)
-        queue = NodeQueue(listing.value or (), self.where(claim.name))
-        waiting = [f"{parent}/{queued.node}" for queued in queue.claims[queue.admitted :]]
-        for paths in _portions(waiting):
+    async def _requeue_waiters(self, at: Attempt, mine: ClaimNode) -> bool:
+        """Deletes the nodes that wait since before a take-over: they join again. Each is deleted
+        only while the new hold is there, behind which it can only wait: else it may hold by now.
+        False if the new hold is gone."""
+        session, until = at.session, at.until
+        for paths in filter(None, _portions(await self._waiting_behind(at))):
             reads = [Exists(path) for path in paths]
-            if reads:
-                await self.request(session, *reads, until=until)
+            await self.request(session, *reads, until=until)
             before = [
-                Delete(path)
+                Multi([Check(mine.path), Delete(path)])
                 for path, read in zip(paths, reads, strict=True)
-                if read.value is not None and read.value.czxid < token
+                if read.value is not None and read.value.czxid < mine.token
             ]
             if before:
                 await self.request(session, *before, until=until)
+            if any(isinstance(delete.value[0], NoNode) for delete in before):
+                return False
+        return True
+
+    async def _waiting_behind(self, at: Attempt) -> list[str]:
+        """The nodes that wait behind a hold, and whose tokens must be higher than its own: the
+        tokens are the zxids of the nodes. Those of readers behind a reader need not be."""
+        claim = at.entry.claim
+        parent, listing = self.store.parent(claim.name), Listing(self.store.parent(claim.name))
+        await self.request(at.session, listing, until=at.until)
+        queue = NodeQueue(listing.value or (), self.where(claim.name))
+        return [
+            f"{parent}/{queued.node}"
+            for queued in queue.claims[queue.admitted :]
+            if Mode.EXCLUSIVE in (queued.mode, claim.mode)
+        ]
 
     async def abandon(self, claim: Claim, *, until: float | None = None) -> None:
         entry = self.store.entries.pop(claim.owner, None)
