@@ -57,6 +57,20 @@ def test_a_late_move_does_not_bind_what_was_handed_over(
     assert theirs.run(theirs.backend.release(taken)) is True
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_client_forgets_what_it_has_handed_on(peer: Peers, mode: Mode) -> None:
+    """One that takes leases over and hands them on does not grow."""
+    one = peer(Flavour.BLOCKING)
+    grant = one.take(_claim(mode))
+    for _ in range(3):
+        ref = one.run(one.backend.hand_over(grant, until=now() + SOON))
+        handed = grant._replace(ref=tuple(ref))
+        grant = one.run(one.backend.take_over(handed, _claim(mode), until=now() + SOON))
+    assert list(one.store.taking) == [grant.claim.owner]
+    assert one.run(one.backend.release(grant)) is True
+    assert not one.store.taking
+
+
 def _claim(mode: Mode) -> Claim:
     claim = claim_of(ttl=30.0)
     return claim._replace(mode=mode, limit=2 if mode is Mode.SLOTS else 0)

@@ -568,7 +568,11 @@ class ConsulBackend:
             while len(self.store.taking) > REMEMBERED_HANDED:
                 self.store.taking.pop(next(iter(self.store.taking)), None)
             self.store.taking[claim.owner] = session, old
-        taken = await self._take_over(grant, old, session, handed, until)
+        try:
+            taken = await self._take_over(grant, old, session, handed, until)
+        except SessionGone:
+            self.store.taking.pop(claim.owner, None)
+            raise BackendUnavailable(f"{self.store.display}: a new session has ended") from None
         if taken is None:
             with suppress(BackendUnavailable):  # then it runs out
                 await self.renewer.end(session.id, until)
@@ -604,8 +608,6 @@ class ConsulBackend:
             answer = await self.agent.txn(body, until=until)
         except TransactionRefused:
             return None
-        except SessionGone:
-            raise BackendUnavailable(f"{self.store.display}: a new session has ended") from None
         # All keys of a transaction have the same index: the token is that of the new mark.
         return self._took(old, session, hold._replace(token=int(answer[-1]["ModifyIndex"])))
 

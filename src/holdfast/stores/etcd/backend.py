@@ -592,6 +592,7 @@ class EtcdBackend:
             raise BackendUnavailable(f"{self.store.display}: a new lease ended at once") from None
         if not answer.nested(0).succeeded:
             return None
+        store.taking.pop(claim.owner, None)
         store.waiting.pop(claim.owner, None)
         store.direct_grants.discard(claim.owner)
         store.key_pool.quarantine(claim)

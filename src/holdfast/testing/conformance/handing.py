@@ -187,8 +187,8 @@ async def a_waiter_does_not_get_in_between(bench: Bench) -> None:
 
 @conformance.rule(hand_over=True)
 async def all_waiters_go_on_behind_the_taker(bench: Bench) -> None:
-    """Waiters of several clients, and several of one: each gets the name once, alone, and with a
-    higher token than the one before."""
+    """Waiters of several clients, and several of giver and taker: each gets the name once, alone,
+    and with a higher token than the one before."""
     ours, theirs = bench.client(), bench.client()
     lease, tokens = await _lease(ours), list[int]()
 
@@ -199,7 +199,7 @@ async def all_waiters_go_on_behind_the_taker(bench: Bench) -> None:
             assert tokens[-1] == mine.token
 
     waiting = [asyncio.create_task(use(bench.client())) for _ in range(3)]
-    waiting += [asyncio.create_task(use(theirs)) for _ in range(2)]
+    waiting += [asyncio.create_task(use(client)) for client in (theirs, theirs, ours, ours)]
     await asyncio.wait(waiting, timeout=0.5)
     taken = await theirs.take_over(await lease.hand_over())
     await asyncio.wait(waiting, timeout=0.2)
@@ -208,7 +208,7 @@ async def all_waiters_go_on_behind_the_taker(bench: Bench) -> None:
     assert await taken.release() is True
     await asyncio.wait_for(asyncio.gather(*waiting), 3 * SOON)
     assert tokens == sorted(set(tokens))
-    assert len(tokens) == 6
+    assert len(tokens) == 8
     assert await bench.is_free(ours, "name")
 
 
@@ -230,8 +230,11 @@ async def a_break_ends_what_was_handed_over(bench: Bench) -> None:
 
 @conformance.rule(hand_over=True, sleeps=True)
 async def what_is_not_taken_ends_with_its_ttl(bench: Bench) -> None:
-    """The next waiter holds within ttl + 1 s, and what the store's sessions add."""
+    """The next waiter holds within ttl + 1 s, and what the store's sessions add, also if the old
+    client goes on and renews another hold with the same ttl."""
     ours, theirs = bench.client(), bench.client()
+    beside = await ours.lock("beside", ttl=bench.ttl).acquire()
+    assert beside is not None
     lease = await _lease(ours, bench.ttl)
     with Stalls() as stalls:
         began = now()
@@ -245,6 +248,28 @@ async def what_is_not_taken_ends_with_its_ttl(bench: Bench) -> None:
     with raises(LockLost):
         await ours.take_over(text)
     assert await got.release() is True
+    await beside.release()
+
+
+@conformance.rule(hand_over=True, sleeps=True)
+async def what_is_taken_without_renewal_ends_with_its_ttl(bench: Bench) -> None:
+    """Also if its new client renews another hold with the same ttl."""
+    ours, theirs = bench.client(), bench.client()
+    beside = await theirs.lock("beside", ttl=bench.ttl).acquire()
+    assert beside is not None
+    text = await (await _lease(ours, bench.ttl)).hand_over()
+    with Stalls() as stalls:
+        began = now()
+        with suppress(LockLost):  # a machine that stalls for a whole ttl
+            taken = await theirs.take_over(text, renew=False)
+            got = await ours.lock("name").acquire(timeout=bench.recovery + 3 * SOON)
+            took = now() - began
+            assert got is not None
+            assert not taken.held
+            assert got.token > taken.token
+            assert took - stalls.seconds < bench.recovery + 1.0, f"{took:.2f} s"
+            assert await got.release() is True
+    await beside.release()
 
 
 @conformance.rule(hand_over=True, sleeps=True)
