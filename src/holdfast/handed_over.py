@@ -19,6 +19,7 @@ from holdfast.claim import (
 )
 from holdfast.core import hand_over as core
 from holdfast.core.hold import AcquireOptions
+from holdfast.durations import LONGEST_SECONDS
 from holdfast.lease import LeaseBase, not_acquired, tell_acquired
 from holdfast.primitives.options import check_ttl
 
@@ -118,7 +119,7 @@ def _checked(fields: list[Any]) -> HandedOver:
     _need(slots <= _whole(limit, LARGEST_LIMIT) <= slots * LARGEST_LIMIT)
     _need(1 <= _whole(weight, LARGEST_LIMIT) <= max(limit, 1))
     _need(_text(store, 64).isidentifier())
-    _need(type(ttl) in (int, float) and ttl > 0)
+    _need(type(ttl) in (int, float) and 0 < ttl <= LONGEST_SECONDS)
     _need(len(_text(owner, OWNER_DIGITS)) == OWNER_DIGITS and not owner.strip("0123456789abcdef"))
     _need(_whole(token, LARGEST_TOKEN) > 0)
     _need(type(ref) is list and len(ref) <= MOST_WORDS)

@@ -126,6 +126,7 @@ WRONG = [
     {"limit": 1},
     {"ttl": 0},
     {"ttl": 1e300},
+    {"ttl": 10**400},
     {"ttl": float("nan")},
     {"ttl": "30"},
     {"kind": "\x1b[2J"},
