@@ -39,6 +39,21 @@ async def _lease(client: AsyncLocks, ttl: float = LONG) -> AsyncLease:
     return lease
 
 
+async def _handed_over(client: AsyncLocks, ttl: float) -> tuple[AsyncLease, str, float]:
+    """A lease, its text, and when it was handed over. It is lost before that only if the machine
+    stands still."""
+    given: list[tuple[AsyncLease, str, float]] = []
+
+    async def gives() -> bool:
+        lease, began = await _lease(client, ttl), now()
+        with suppress(LockLost):
+            given.append((lease, await lease.hand_over(), began))
+        return bool(given)
+
+    await once_in_time(gives)
+    return given[0]
+
+
 @conformance.rule()
 async def a_store_says_whether_it_can(bench: Bench) -> None:
     """A store that can't hand a lease over says ``Unsupported``, and the lease stays held."""
@@ -233,18 +248,17 @@ async def what_is_not_taken_ends_with_its_ttl(bench: Bench) -> None:
     """The next waiter holds within ttl + 1 s, and what the store's sessions add, also if the old
     client goes on and renews another hold with the same ttl."""
     ours, theirs = bench.client(), bench.client()
-    beside = await ours.lock("beside", ttl=bench.ttl).acquire()
+    beside = await ours.lock("beside", ttl=bench.kept_ttl).acquire()
     assert beside is not None
-    lease = await _lease(ours, bench.ttl)
     with Stalls() as stalls:
-        began = now()
-        text = await lease.hand_over()
+        lease, text, began = await _handed_over(ours, bench.kept_ttl)
         got = await theirs.lock("name").acquire(timeout=bench.recovery + 3 * SOON)
         took = now() - began
     assert got is not None
     assert got.token > lease.token
-    assert took >= 0.9 * bench.ttl, "it ended before its ttl"
-    assert took - stalls.seconds < bench.recovery + 1.0, f"{took:.2f} s"
+    assert took >= 0.9 * bench.kept_ttl, "it ended before its ttl"
+    longest = bench.recovery + bench.kept_ttl - bench.ttl
+    assert took - stalls.seconds < longest + 1.0, f"{took:.2f} s"
     with raises(LockLost):
         await ours.take_over(text)
     assert await got.release() is True
@@ -255,9 +269,10 @@ async def what_is_not_taken_ends_with_its_ttl(bench: Bench) -> None:
 async def what_is_taken_without_renewal_ends_with_its_ttl(bench: Bench) -> None:
     """Also if its new client renews another hold with the same ttl."""
     ours, theirs = bench.client(), bench.client()
-    beside = await theirs.lock("beside", ttl=bench.ttl).acquire()
+    beside = await theirs.lock("beside", ttl=bench.kept_ttl).acquire()
     assert beside is not None
-    text = await (await _lease(ours, bench.ttl)).hand_over()
+    _, text, _ = await _handed_over(ours, bench.kept_ttl)
+    longest = bench.recovery + bench.kept_ttl - bench.ttl
     with Stalls() as stalls:
         began = now()
         with suppress(LockLost):  # a machine that stalls for a whole ttl
@@ -267,7 +282,7 @@ async def what_is_taken_without_renewal_ends_with_its_ttl(bench: Bench) -> None:
             assert got is not None
             assert not taken.held
             assert got.token > taken.token
-            assert took - stalls.seconds < bench.recovery + 1.0, f"{took:.2f} s"
+            assert took - stalls.seconds < longest + 1.0, f"{took:.2f} s"
             assert await got.release() is True
     await beside.release()
 

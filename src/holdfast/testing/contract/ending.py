@@ -145,9 +145,9 @@ async def _undone(peer: Peer, claim: Claim) -> None:
 @contract.rule(knobs=[Knob.KILL])
 async def a_restarted_server_goes_on(bench: Bench) -> None:
     """After the server died and came back, requests work and tokens still grow."""
-    peer = bench.peer(request=REQUEST)
-    first = await peer.take(bench.claim())
-    assert await peer.release(first)
+    before, peer = bench.peer(), bench.peer(request=REQUEST)
+    first = await before.take(bench.claim())
+    assert await before.release(first)
     bench.harness.kill()
     await _unavailable(peer, bench.claim())
     bench.harness.restart()
