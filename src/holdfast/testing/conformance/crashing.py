@@ -27,15 +27,23 @@ __all__: list[str] = []
 CONTEND_SECONDS = 1.2
 
 
+MOST_RUNS = 10
+"""How often processes contend until each may have had its turns."""
+
+
 @conformance.rule(between_processes=True)
 async def processes_exclude_each_other(bench: Bench) -> None:
     """A recorded run of several processes has no overlap, growing tokens, and turns in order."""
     path = bench.folder / "history"
     processes = [bench.process() for _ in range(4)]
     await asyncio.gather(*(process.ask("check") for process in processes))
-    await asyncio.gather(*(_contend(process, str(path)) for process in processes))
-    holds = read_holds(path)
-    assert faults(holds) == []
+    holds = []
+    for _ in range(MOST_RUNS):  # a busy machine runs a process seldom
+        await asyncio.gather(*(_contend(process, str(path)) for process in processes))
+        holds = read_holds(path)
+        assert faults(holds) == []
+        if len(holds) >= 2 * len(processes):
+            break
     assert len(holds) >= 2 * len(processes)
     assert {hold.process for hold in holds} == {process.name for process in processes}
     if Guarantee.FIFO in bench.guarantees and len(holds) >= 40:
