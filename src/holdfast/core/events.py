@@ -417,8 +417,9 @@ gets the same id."""
 
 
 def tell(observers: Iterable[Observer], *events: AnyEvent) -> None:
-    """Calls the observers. One that raises is logged once, and breaks nothing. An interrupt in one
-    of them is raised when the others were told: else what they count would drift."""
+    """Calls each observer with each event. An exception of an observer is logged once, and goes no
+    further. If an interrupt comes while an observer runs, the other observers are still called, so
+    that their counts stay right; then the interrupt is raised."""
     _call_each(iter([(observer, event) for event in events for observer in observers]))
 
 

@@ -132,8 +132,8 @@ def _who(who: Holder | Waiter) -> Who:
 
 
 def tree(rows: Iterable[Row]) -> list[Branch]:
-    """Who blocks whom: names, below each its holders and then its waiters in their order, and below
-    a waiter the names that it holds while it waits, if others wait for these.
+    """Returns who blocks whom. Below each name are its holders, then its waiters in order. Below a
+    waiter are the names that it holds, if others wait for these names.
 
     A name stands at the top if none of its holders waits for another name; then what it blocks is
     below it. Names that nobody waits for are left out, and elections that have a leader. A waiter

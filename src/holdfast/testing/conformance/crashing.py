@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 CONTEND_SECONDS = 1.2
-
-
 MOST_RUNS = 10
 """How often processes contend until each may have had its turns."""
 
